@@ -21,7 +21,8 @@ import ray
 from benchmarks import reports, workloads
 from benchmarks.contenders.lmgym_step import DEFAULTS, config_of
 from lmgym.algorithms.grpo.correction import Truncated
-from lmgym.config.schema import Config, EngineSection
+from lmgym.config.schema import Config
+from lmgym.inference.kinds import EngineSection
 from lmgym.logs.console import Console
 from lmgym.training.loop import advance, begin_step, collate_step, gather
 from lmgym.training.setup import start

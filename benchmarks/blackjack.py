@@ -111,8 +111,8 @@ def greedy_table(folder: Path) -> dict[State, float]:
 
     from lmgym.config.build import load_config
     from lmgym.inference.base import Request, Sampling
+    from lmgym.inference.in_process import make_engine
     from lmgym.text.chat import decode, prompt_ids
-    from lmgym.training.engines import make_engine
     from lmgym.training.setup import trained_policy
 
     torch.set_num_threads(1)
@@ -121,7 +121,7 @@ def greedy_table(folder: Path) -> dict[State, float]:
     states = [(total, shown, ace) for total in range(4, 22) for shown in range(1, 11) for ace in (0, 1)]
     prompts = [prompt_ids(policy.tokenizer, " ".join(map(str, state)) + "\n") for state in states]
     requests = [Request(tuple(ids), key) for key, ids in enumerate(prompts)]
-    answers = make_engine(config, policy).generate(requests, Sampling(temperature=0.0, max_new_tokens=1))
+    answers = make_engine(config.engine, policy).generate(requests, Sampling(temperature=0.0, max_new_tokens=1))
     said = [decode(policy.tokenizer, answer.ids).strip() for answer in answers]
     return {state: 0.0 if text == "0" else 1.0 for state, text in zip(states, said, strict=True)}
 

@@ -38,8 +38,7 @@ from lmgym.models.load import load_policy
 from lmgym.rollouts.rollout import demonstrate
 from lmgym.stats.intervals import Interval, student_t
 from lmgym.tasks.base import hash_fraction, load_task
-from lmgym.training.engines import make_engine
-from lmgym.training.setup import held_out_examples, make_actor
+from lmgym.training.setup import actor_of, held_out_examples
 from lmgym.types import Example
 
 FOLDER = Path("runs/imdb")
@@ -207,7 +206,7 @@ def likelihoods(folder: Path, weights: Path | None) -> list[tuple[float, int, in
     config = load_config(folder / "recipe.yaml")
     examples = held_out_examples(config, config.evaluation.final_split)
     policy = load_policy(config.policy, config.seed, weights)
-    actor = make_actor(config, policy, make_engine(config, policy))
+    actor = actor_of(config, policy)
     batch = collate(demonstrate(list(enumerate(examples)), actor, (0, "likelihoods")), policy.pad_id)
     last = batch.actions.long().cumsum(1) == batch.actions.sum(1, keepdim=True)
     counted = batch.actions & ~last

@@ -96,12 +96,12 @@ def accuracy(model: Path) -> float:
     """The share of right answers to the test problems, sampled as the model is."""
     from lmgym.config.build import load_config
     from lmgym.training.machine import choose_machine
-    from lmgym.training.setup import evaluate_actor, held_out_examples, held_out_rewards, load_weights, make_actor
+    from lmgym.training.setup import actor_of, evaluate_actor, held_out_examples, held_out_rewards, load_weights
 
     config = load_config(RECIPE, EVALUATION)
-    policy = load_weights(config, choose_machine(config, None), model)
+    policy = load_weights(config.policy, config.seed, choose_machine(config, None), model)
     rewards = held_out_rewards(config, config.stages[-1])
-    result = evaluate_actor(config, make_actor(config, policy), held_out_examples(config), rewards)
+    result = evaluate_actor(config, actor_of(config, policy), held_out_examples(config), rewards)
     return result.results["final_answer"].mean
 
 

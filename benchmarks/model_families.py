@@ -20,17 +20,16 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from benchmarks.path_speed import milliseconds
-from benchmarks.small_configs import small_config
+from benchmarks.small_configs import small_model
 from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
 from lmgym.inference.proof import Proof, prove
 from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import byte_tokenizer
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.shapes import shapes_of
 from lmgym.training.planning.preflight import check_model
 
@@ -99,24 +98,13 @@ def steps_of(name: str) -> tuple[float, float] | None:
         return None
 
 
-def small_model(kind: str, name: str, wide: bool = False) -> PreTrainedModel:
-    """A random model whose attention and next-token distributions are far from uniform, so that a mistake shows."""
-    auto: Any = AutoModelForCausalLM if kind == "causal" else AutoModelForSeq2SeqLM
-    model = auto.from_config(small_config(name, wide))
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            centre = 1.0 if parameter.dim() < 2 and bool((parameter == 1).all()) else 0.0  # norms
-            parameter.data = centre + 0.2 * torch.randn(parameter.shape, generator=generator)
-    return model.eval()  # type: ignore[no-any-return]
-
-
 def proven(folder: str, compute: Any, encoder_decoder: bool) -> tuple[str, str, Proof]:
     """The path, why it is the plain one, and the proof of a model's folder. Raises LmgymError if it is refused."""
     section = PolicySection(
         model=folder, device="cpu", compute=compute, context_start_token=START if encoder_decoder else None
     )
-    check_model(Config(policy=section, stages=[Stage(task={"name": "arithmetic"}, rewards={"length": 1.0})]), [[]])
+    config = Config(policy=section, stages=[Stage(task={"name": "arithmetic"}, rewards={"length": 1.0})])
+    check_model(config, [[]], read_model_info(section))
     shapes_of(section)  # what `lmgym check` estimates memory from
     policy = load_policy(section)
     return "fast" if policy.fast else "plain", policy.plain_because, prove(policy, Sampler(policy))

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 import torch
 import transformers
 
+from benchmarks.small_configs import small_model
 from lmgym.batch import collate
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import byte_tokenizer
 from lmgym.models.families import context_length
-from lmgym.models.fast_path import choose_path
+from lmgym.models.fast_path import route_of
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 
@@ -31,7 +32,8 @@ PROMPTS, ANSWERS, NEW, SHORTEST, REPEATS = 4, 4, 16, 16, 3
 def milliseconds(model: transformers.PreTrainedModel) -> tuple[float, float]:
     """The median milliseconds of a step on the fast path and on the plain one. Raises LmgymError for a model without a
     fast path, and for one that cannot read the rows."""
-    policies = [choose_path(Policy(model, byte_tokenizer())), Policy(model, byte_tokenizer(), fast=False)]
+    plain = Policy(model, byte_tokenizer(), fast=False)
+    policies = [plain.but(**vars(route_of(plain))), plain]
     if not policies[0].fast:
         raise LmgymError(policies[0].plain_because)
     context = context_length(model)
@@ -64,8 +66,6 @@ def step(policy: Policy) -> None:
 
 
 def main(names: Sequence[str]) -> None:
-    from benchmarks.model_families import small_model
-
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     for name in names:

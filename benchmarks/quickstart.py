@@ -57,15 +57,15 @@ def accuracies(recipe: Path, model: Path) -> dict[str, Any]:
     """Accuracy on the test split with its interval, sampled and greedy."""
     from lmgym.config.build import load_config
     from lmgym.training.machine import choose_machine
-    from lmgym.training.setup import evaluate_actor, held_out_examples, held_out_rewards, load_weights, make_actor
+    from lmgym.training.setup import actor_of, evaluate_actor, held_out_examples, held_out_rewards, load_weights
 
     found = {}
     for name, settings in DECODINGS.items():
         temperature = () if name == "sampled" else ("evaluation.temperature=0",)
         config = load_config(recipe, ["evaluation.split=test", *settings, *temperature])
-        policy = load_weights(config, choose_machine(config, None), model)
+        policy = load_weights(config.policy, config.seed, choose_machine(config, None), model)
         rewards = held_out_rewards(config, config.stages[-1])
-        result = evaluate_actor(config, make_actor(config, policy), held_out_examples(config), rewards)
+        result = evaluate_actor(config, actor_of(config, policy), held_out_examples(config), rewards)
         found[name] = result.results["final_answer"]
     return found
 

@@ -7,7 +7,8 @@ layer. SPECIAL says what that does not get right.
 import re
 from typing import Any
 
-from transformers import CONFIG_MAPPING, PretrainedConfig
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
 
 VOCABULARY = 300
 ROWS = 64  # the longest row of models with such a limit
@@ -138,3 +139,15 @@ def merged(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         nested = isinstance(value, dict) and isinstance(fields.get(name), dict)
         fields[name] = merged(fields[name], value) if nested else value
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def small_model(kind: str, name: str, wide: bool = False) -> PreTrainedModel:
+    """A random model whose attention and next-token distributions are far from uniform, so that a mistake shows."""
+    auto: Any = AutoModelForCausalLM if kind == "causal" else AutoModelForSeq2SeqLM
+    model = auto.from_config(small_config(name, wide))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            centre = 1.0 if parameter.dim() < 2 and bool((parameter == 1).all()) else 0.0  # norms
+            parameter.data = centre + 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ from typing import Any
 
 from lmgym.config.build import build_config
 from lmgym.envs.base import Env, Step
+from lmgym.envs.dialogue import validity
 from lmgym.rewards.base import linear_time
 from lmgym.training.loop import train
 from lmgym.types import Example, Message
@@ -121,6 +122,16 @@ class Talkative(Env):
 
     def step(self, text: str, stop: str) -> Step:
         return Step([{"role": "user", "content": "more " * 20}], reward=float("a" in text))
+
+
+class Strict(Env):
+    """Takes only one word for an action, which two letters cannot be."""
+
+    def reset(self, example: Example, key: int) -> list[Message]:
+        return [{"role": "user", "content": str(example.prompt)}]
+
+    def step(self, text: str, stop: str) -> Step:
+        return Step(terminated=True, reward=float("a" in text), info=validity("" if text == "forward" else "no move"))
 
 
 BASE: dict[str, Any] = {
@@ -284,6 +295,11 @@ FAILING = {
         "an environment that writes on and on",
         {"context_overflow"},
         {"env": f"{HERE}:Talkative", "rewards": None, "steps": 12},
+    ),
+    "unreadable_answers": Failing(
+        "an environment that can read no answer",
+        {"invalid_actions"},
+        {"env": f"{HERE}:Strict", "rewards": None, "steps": 10},
     ),
     "failing_environment": Failing(
         "an environment that fails for some problems",

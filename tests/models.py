@@ -17,7 +17,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.functional.reductions import tokens_of_episode, totals, weights
 from lmgym.models.builtin import builtin_model, byte_tokenizer
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.first_order import optimizer_step
@@ -164,7 +164,7 @@ def batch_of(conversations: Sequence[Episode], **settings: Any) -> Batch:
 
 def with_value_head(policy: Policy, scale: float = 0.3, seed: int = 0) -> Policy:
     """The policy, with a value head on its own trunk whose weights are not the zeros of a new one."""
-    add_critic(policy, separate=False)
+    policy = with_critic(policy, separate=False)
     assert policy.value_head is not None
     weight = policy.value_head.weight
     generator = torch.Generator().manual_seed(seed)

@@ -100,7 +100,7 @@ def gradients(folder: str, sharded: bool = False, kinds: bool = False) -> None:
             batch = collate_step(stage, gather(stage, 0), 0)
             run.policy.ranks = stage.optimizer.ranks = ranks
             if sharded:
-                shard_policy(run.policy, ranks)
+                run.policy = shard_policy(run.policy, ranks)
                 stage.optimizer = make_optimizer(stage.algorithm, run.policy, stage.config.optimizer)
             for model in stage.frozen_models.models.values():
                 model.ranks = ranks
@@ -131,8 +131,7 @@ def gradients(folder: str, sharded: bool = False, kinds: bool = False) -> None:
 def parts(folder: str) -> None:
     """How many numbers of the weights this rank holds."""
     ranks = ranks_of_environment(LIMIT)
-    policy = load_policy(PolicySection(**runs.TINY["policy"]))
-    shard_policy(policy, ranks)
+    policy = shard_policy(load_policy(PolicySection(**runs.TINY["policy"])), ranks)
     held: Any = policy.parameters()
     (Path(folder) / str(ranks.rank)).write_text(str(sum(part.to_local().numel() for part in held)))
     ranks.close()
@@ -161,8 +160,7 @@ def left_while_joining(folder: str) -> None:
 def left_alone(folder: str) -> None:
     """The second rank goes while the first asks it for its part of the weights."""
     ranks = ranks_of_environment(LIMIT)
-    policy = load_policy(PolicySection(**runs.TINY["policy"]))
-    shard_policy(policy, ranks)
+    policy = shard_policy(load_policy(PolicySection(**runs.TINY["policy"])), ranks)
     assert ranks.loss_in(RuntimeError("shapes do not fit")) is None
     ranks.wait()
     if not ranks.first:

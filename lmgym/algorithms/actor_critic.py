@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from lmgym.algorithms.base import Terms
@@ -59,35 +59,27 @@ class ActorCritic(Regularised):
         row, column, steps = credit.episode_steps(batch.actions, batch.episode)
         last_row = row.gather(1, steps.sum(1, keepdim=True) - 1)[:, 0]
         cut = ~batch.terminated[last_row] & self.bootstrap
-        factors, after = self._factors(batch, row, column), last_values[last_row] * cut
-        dense = credit.gae(rewards[row, column], values[row, column], steps, after, *factors)
+        # gamma and lambda, for all steps or for each.
+        factors: Any = (self.gamma, self.gae_lambda)
+        if self.discount_per == "turn":
+            numbers, precision = batch.require("turn")[row, column], batch.rewards.dtype
+            factors = (per_turn(numbers, factor, precision) for factor in factors)
+        dense = credit.gae(rewards[row, column], values[row, column], steps, last_values[last_row] * cut, *factors)
         shape = (batch.actions.shape[0], batch.actions.shape[1])
         advantages, returns = (credit.scatter_steps(one, row, column, steps, shape) for one in dense)
         if self.whiten == "batch":
             advantages = credit.whiten(advantages, batch.actions)
         return batch.replace(advantages=advantages, returns=returns)
 
-    def _factors(self, batch: Batch, row: Tensor, column: Tensor) -> tuple[Any, Any]:
-        """gamma and lambda, for all steps or for each."""
-        if self.discount_per == "token":
-            return self.gamma, self.gae_lambda
-        numbers = batch.require("turn")[row, column]
-        precision = batch.rewards.dtype
-        return per_turn(numbers, self.gamma, precision), per_turn(numbers, self.gae_lambda, precision)
-
     def active(self, batch: Batch) -> Bool[Tensor, " N"]:
         """All rows: one without any advantage still trains the value function."""
         return batch.actions.any(1)
 
-    def value_term(self, batch: Batch, new: PolicyOutputs) -> Float[Tensor, "N T"]:
-        """value_coefficient times the squared error of the values, per token."""
-        old, returns = batch.require("values"), batch.require("returns")
-        error = value_loss(new.require("values"), old, returns, self.value_clip, self.value_clip_form)
-        return self.value_coefficient * error
-
     def shared_terms(self, batch: Batch, new: PolicyOutputs) -> Terms:
         """The value term, and the entropy bonus and the KL penalty where they are in the loss."""
-        return {"value": (self.value_term(batch, new), "token"), **self.regularising_terms(batch, new, "token")}
+        old, returns = batch.require("values"), batch.require("returns")
+        error = value_loss(new.require("values"), old, returns, self.value_clip, self.value_clip_form)
+        return {"value": (self.value_coefficient * error, "token"), **self.regularising_terms(batch, new, "token")}
 
 
 @register("algorithm", "ppo")
@@ -153,11 +145,7 @@ class A2C(ActorCritic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optimizer_steps > 1:
-            raise LmgymError(
-                "a2c has no ratio to correct a second step on the same batch; set epochs and minibatches to 1, "
-                "or use ppo"
-            )
+        self.check_one_step("a2c", "the same batch", ", or use ppo")
         if self.whiten == "minibatch":
             raise LmgymError("algorithm.whiten is minibatch, and a2c has no minibatches; write batch or none")
 

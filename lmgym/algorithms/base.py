@@ -15,6 +15,8 @@ from torch import Tensor
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import PositiveInt
+from lmgym.core.errors import LmgymError
+from lmgym.core.parts import documentation
 from lmgym.core.validation import Section
 from lmgym.functional.reductions import Reduction
 from lmgym.types import Episode, Restriction
@@ -62,6 +64,8 @@ class Algorithm(Section):
     """Who takes the optimizer steps, by its registered name: first_order, trust_region, or one of your own."""
     optimized: ClassVar[tuple[ParameterGroup, ...]] = ("policy", "critic")
     """Whose parameters the recipe's `optimizer` moves; a driver may move others by itself."""
+    compares_pairs: ClassVar[bool] = False
+    """True if the best and the worst answer of each group train against each other."""
 
     group_size: PositiveInt = 1
     """Answers per prompt."""
@@ -70,13 +74,21 @@ class Algorithm(Section):
     minibatches: PositiveInt = 1
     """Optimizer steps per pass (at most one per group)."""
     progress: float = field(default=0.0, init=False, repr=False)
-    """Share of the stage's steps that lie behind; the trainer sets it before each step, for schedules."""
+    """Fraction of the stage completed; the trainer sets it before each step, for schedules."""
 
     @classmethod
     def in_present_keys(cls, name: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
         """The keys of a recipe's section, those of earlier versions as they are written today, with a warning. `name`
         is the section's, `where` its place in the recipe, for messages."""
         return dict(given)
+
+    @property
+    def formulas(self) -> Mapping[str, str]:
+        """What is computed, as texts by the name of a term or of a symbol. They are kept with a run's traces, and shown
+        beside its tokens (`lmgym view`). Default: the class's docstring up to its first example, as "loss". A class
+        attribute `formulas = {"policy": "-A log pi"}` does as well."""
+        text = documentation(type(self))
+        return {"loss": text} if text else {}
 
     @property
     def requirements(self) -> Requirements:
@@ -98,6 +110,13 @@ class Algorithm(Section):
         """Which tokens may be sampled in training: those likely under the copy that `requirements.mask` asks for, or
         else under the policy itself. None: all."""
         return None
+
+    def check_one_step(self, name: str, on: str, instead: str = "") -> None:
+        """Raise LmgymError for several optimizer steps on one batch, in an algorithm whose loss has no ratio."""
+        if self.optimizer_steps > 1:
+            raise LmgymError(
+                f"{name} has no ratio to correct a second step on {on}; set epochs and minibatches to 1{instead}"
+            )
 
     def check_vocabulary(self, size: int) -> None:
         """Raise LmgymError where the fields do not go with a vocabulary of `size`; called before a model is loaded."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
@@ -18,6 +17,7 @@ from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
 from lmgym.functional import kl
 from lmgym.functional.losses import policy_gradient
+from lmgym.functional.shapes import PerToken
 
 
 @register("algorithm", "distill")
@@ -52,7 +52,12 @@ class Distill(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source == "references":
-            self._check_references()
+            for name in ("teacher", "reward_coefficient", "hint", "gamma"):
+                if getattr(self, name):
+                    raise LmgymError(
+                        f"algorithm.{name} is set, and source is references: texts are imitated as they stand; "
+                        "remove it, or write source: student"
+                    )
             return
         if not self.teacher:
             raise LmgymError(
@@ -70,11 +75,7 @@ class Distill(Algorithm):
                 f"algorithm.group_size is {self.group_size}; reward_coefficient compares the answers of a group, so "
                 "distill needs at least 2"
             )
-        if self.optimizer_steps > 1:
-            raise LmgymError(
-                "distill has no ratio to correct a second step on the student's answers; set epochs and minibatches to "
-                "1"
-            )
+        self.check_one_step("distill", "the student's answers")
 
     @property
     def requirements(self) -> Requirements:
@@ -98,7 +99,7 @@ class Distill(Algorithm):
             return terms, {}
         return terms, {"kl/teacher": kl.k1(batch.logprobs_sampler, batch.logprobs_teacher)}
 
-    def _ahead(self, gains: Float[Tensor, "N T"], batch: Batch) -> Float[Tensor, "N T"]:
+    def _ahead(self, gains: PerToken, batch: Batch) -> PerToken:
         """Each token's own gain and the discounted ones of the later tokens of its episode."""
         if not self.gamma:
             return gains
@@ -107,12 +108,3 @@ class Distill(Algorithm):
         nothing = torch.zeros_like(dense)  # returns are advantages over values of 0
         ahead, _ = credit.gae(dense, nothing, steps, nothing[:, 0], self.gamma, 1.0)
         return credit.scatter_steps(ahead, row, column, steps, gains.shape)  # type: ignore[arg-type]
-
-    def _check_references(self) -> None:
-        """Raise LmgymError where a field is set that imitation of given texts would not read."""
-        for name in ("teacher", "reward_coefficient", "hint", "gamma"):
-            if getattr(self, name):
-                raise LmgymError(
-                    f"algorithm.{name} is set, and source is references: texts are imitated as they stand; "
-                    "remove it, or write source: student"
-                )

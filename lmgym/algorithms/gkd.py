@@ -99,7 +99,7 @@ class GKD(Algorithm):
 
     @property
     def requirements(self) -> Requirements:
-        answers: Literal["policy", "references"] = "policy" if self.source == "student" else "references"
+        answers = "policy" if self.source == "student" else "references"
         compared = Divergence(self.divergence, self.beta)
         served = None
         if self.teacher and is_address(self.teacher):

@@ -30,12 +30,14 @@ class Pairs(Algorithm):
         ...         return torch.relu(rejected - chosen)
     """
 
+    compares_pairs = True
+
     supervised_coefficient: NonNegativeFloat = 0.0
     """Weight of the chosen answers' mean negative log-likelihood per token."""
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(answers="rated")
+        return Requirements(answers="rated", pairs=True)
 
     def advantages(self, batch: Batch) -> Batch:
         return batch

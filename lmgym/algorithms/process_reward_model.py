@@ -54,10 +54,7 @@ class ProcessRewardModel(Algorithm):
 
 def step_logits(batch: Batch, new: PolicyOutputs) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
     """The logit of each step of all rows, in their order, and its label: 1 for a right step, 0 for a wrong one. A step
-    is a turn, and its label the reward at its last token.
-
-    Example: step_logits(batch, new) -> (tensor([2.1, -0.3]), tensor([1., 0.]))
-    """
+    is a turn, and its label the reward at its last token."""
     ends = step_ends(batch.actions, batch.require("turn"))
     after = values_after(new.require("values"), new.require("last_values"), batch.actions)
     return after[ends], batch.rewards[ends]

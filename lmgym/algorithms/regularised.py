@@ -1,4 +1,4 @@
-"""What keeps a policy from running away: the KL to a frozen reference, and an entropy bonus."""
+"""The KL penalty to a frozen reference, and the entropy bonus."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
@@ -17,6 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.functional import kl
 from lmgym.functional.losses import clipped, clipped_surrogate, log_ratio
 from lmgym.functional.reductions import Reduction, masked_mean
+from lmgym.functional.shapes import PerRow, PerToken
 
 Estimator = Literal["k1", "k2", "k3"]
 ESTIMATORS: Mapping[Estimator | None, Callable[[Tensor, Tensor], Tensor]] = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
@@ -74,6 +75,19 @@ class Regularised(Algorithm):
         self.beta = self.kl_coefficient
 
     @property
+    def formulas(self) -> Mapping[str, str]:
+        found = dict(super().formulas)
+        if self.kl_coefficient:
+            estimate = f"{self.kl_estimator}: {ESTIMATORS[self.kl_estimator].__doc__}"
+            if self.kl_in == "reward":
+                found["rewards and R"] = f"less beta {estimate} p is pi_old, q the reference."
+            else:
+                found["kl"] = f"beta r {estimate} p is pi, q the reference, r = p / pi_old."
+        if self.entropy_coefficient:
+            found["entropy"] = "-entropy_coefficient H: the entropy of the token's distribution, in nats."
+        return found
+
+    @property
     def requirements(self) -> Requirements:
         penalised = self.kl_coefficient > 0
         return replace(
@@ -88,12 +102,12 @@ class Regularised(Algorithm):
         in_loss = self.entropy_coefficient or (self.kl_coefficient and self.kl_in == "loss")
         return batch.actions.any(1) if in_loss else super().active(batch)
 
-    def penalised_rewards(self, batch: Batch) -> Float[Tensor, "N T"]:
+    def penalised_rewards(self, batch: Batch) -> PerToken:
         """`batch.rewards` less the penalty, where it is in the reward; call it once per step, since it adapts beta."""
         penalty = self._penalty(batch)
         return batch.rewards if penalty is None else batch.rewards - penalty
 
-    def penalised_score(self, batch: Batch) -> Float[Tensor, " N"]:
+    def penalised_score(self, batch: Batch) -> PerRow:
         """Each row's episode score less the penalty of all of that episode's tokens; call it once per step."""
         penalty = self._penalty(batch)
         if penalty is None:
@@ -124,7 +138,7 @@ class Regularised(Algorithm):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.beta = state["beta"]
 
-    def _penalty(self, batch: Batch) -> Float[Tensor, "N T"] | None:
+    def _penalty(self, batch: Batch) -> PerToken | None:
         """What the rewards lose, if anything; moves beta for the steps after this one, by the KL of this step."""
         if batch.logprobs_ref is None or not self.kl_coefficient:
             return None
@@ -147,7 +161,7 @@ class Regularised(Algorithm):
 
 def clipped_objective(
     batch: Batch, new: PolicyOutputs, low: float, high: float
-) -> tuple[Float[Tensor, "N T"], Mapping[str, Tensor]]:
+) -> tuple[PerToken, Mapping[str, Tensor]]:
     """PPO's clipped surrogate per token (`losses.clipped_surrogate`), and the metrics of the ratio."""
     advantages = batch.require("advantages")
     difference = log_ratio(new.logprobs, batch.require("logprobs_old"))

@@ -25,12 +25,7 @@ class PolicyGradient(Regularised):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optimizer_steps > 1:
-            name = type(self).__name__.lower()
-            raise LmgymError(
-                f"{name} has no ratio to correct a second step on the same batch; set epochs and minibatches to 1, or "
-                "use grpo"
-            )
+        self.check_one_step(type(self).__name__.lower(), "the same batch", ", or use grpo")
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         policy = policy_gradient(new.logprobs, batch.require("advantages"))
@@ -100,7 +95,10 @@ class Reinforce(PolicyGradient):
 @register("algorithm", "rloo")
 @dataclass(kw_only=True)
 class RLOO(PolicyGradient):
-    """REINFORCE whose baseline is the mean score of the other answers to the same prompt (arXiv 2402.14740, eq. 8)."""
+    """REINFORCE whose baseline is the mean score of the other answers to the same prompt (arXiv 2402.14740, eq. 8).
+
+    loss = -mean over episodes of (R - mean of the others) * sum_t log pi(y_t)
+    """
 
     group_size: Annotated[int, Ge(2), Rule("rloo needs at least 2 answers per prompt")] = 4
 

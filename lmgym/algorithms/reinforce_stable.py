@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.base import Terms, UpdateContext
@@ -17,6 +16,7 @@ from lmgym.core.constraints import Coefficient, NonNegativeInt, PositiveFloat, P
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.functional.losses import log_ratio, policy_gradient
+from lmgym.functional.shapes import PerToken
 from lmgym.functional.turn_discounts import turn_lengths, turn_means, turn_returns
 from lmgym.types import Episode
 
@@ -119,6 +119,10 @@ class ReinforceStable(Regularised):
             advantages = returns - batch.per_token(means)
         return batch.replace(advantages=advantages, returns=returns)
 
+    @property
+    def formulas(self) -> Mapping[str, str]:
+        return {name: text for name, text in super().formulas.items() if name != "kl"}  # the docstring has its own
+
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
         length = turn_lengths(batch.actions, batch.require("turn"), batch.episode).clamp(min=1)
         cut = None
@@ -161,24 +165,22 @@ class ReinforceStable(Regularised):
         if self.replayed:
             self.buffer.load_state_dict(state)
 
-    def _returns(self, batch: Batch, rewards: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    def _returns(self, batch: Batch, rewards: PerToken) -> PerToken:
         return turn_returns(rewards, batch.actions, batch.require("turn"), batch.episode, self.gamma)
 
-    def _cut(self, batch: Batch, returns: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    def _cut(self, batch: Batch, returns: PerToken) -> PerToken:
         if self.return_low is None and self.return_high is None:
             return returns
         return returns.clamp(self.return_low, self.return_high) * batch.actions
 
-    def _differentiated_kl_loss(
-        self, batch: Batch, new: PolicyOutputs, length: Float[Tensor, "N T"]
-    ) -> Float[Tensor, "N T"]:
+    def _differentiated_kl_loss(self, batch: Batch, new: PolicyOutputs, length: PerToken) -> PerToken:
         own, advantages = new.logprobs.clamp(min=LEAST_LOGPROB) / length, batch.require("advantages")
         if batch.logprobs_ref is None:
             return -own * advantages
         reference = batch.logprobs_ref.clamp(min=LEAST_LOGPROB) / length
         return -own * (advantages - self.beta * (own - reference))
 
-    def _weighed_to_the_sampler(self, batch: Batch, new: PolicyOutputs) -> tuple[Batch, Float[Tensor, "N T"]]:
+    def _weighed_to_the_sampler(self, batch: Batch, new: PolicyOutputs) -> tuple[Batch, PerToken]:
         """The batch with old log-probabilities whose ratio is min(pi / mu, truncate), and where that was cut."""
         sampler, now = batch.require("logprobs_sampler"), new.logprobs.detach()
         least = now - math.log(self.truncate)

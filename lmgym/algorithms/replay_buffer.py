@@ -23,13 +23,7 @@ HEADER = {"format": "lmgym replay buffer", "version": 1}
 
 @dataclass
 class ReplayBuffer:
-    """What an algorithm keeps of earlier steps: groups of episodes, the oldest first.
-
-    Example: in an algorithm's `select`, `after_update` and `state_dict`:
-        >>> old = buffer.begin_step(fresh, max_age=8, file=None)
-        >>> buffer.end_step([*old, *fresh][-64:], context, file=None)
-        >>> buffer.state_dict()
-    """
+    """What an algorithm keeps of earlier steps: groups of episodes, the oldest first."""
 
     groups: list[Group] = field(default_factory=list)
     fresh: list[Group] = field(default_factory=list)  # of the step in flight
@@ -56,7 +50,11 @@ class ReplayBuffer:
 
     def end_step(self, groups: list[Group], context: UpdateContext, file: str | None) -> None:
         """Keep these groups for the steps to come, and write them to the `file`."""
-        self.groups, self.fresh = [[_lasting(episode) for episode in group] for group in groups], []
+        # `meta` is for rewards, which have been paid, and need not be JSON; messages are for showing only.
+        self.groups, self.fresh = (
+            [[replace(one, example=replace(one.example, meta={}), messages=[]) for one in group] for group in groups],
+            [],
+        )
         self.key = seeds.key(*context.path, "step", context.step)
         if file and context.writes_files:
             write_buffer(file, self.groups)
@@ -72,10 +70,7 @@ class ReplayBuffer:
 
 
 def write_buffer(path: str | Path, groups: Sequence[Group]) -> None:
-    """Write groups of episodes to a file, whole or not at all. Raises LmgymError if it cannot be written.
-
-    Example: write_buffer("buffer.jsonl", algorithm.buffer)
-    """
+    """Write groups of episodes to a file, whole or not at all. Raises LmgymError if it cannot be written."""
     path = Path(path).expanduser()
     try:
         with replacing(path) as file:
@@ -89,10 +84,7 @@ def read_buffer(path: str | Path, vocabulary: int | None = None) -> list[Group]:
     """The groups that `write_buffer` has written.
 
     Raises LmgymError, with the file and the line, if it is no such file, or if it has token ids that a `vocabulary` of
-    this size does not have.
-
-    Example: read_buffer("buffer.jsonl", vocabulary=128_256)
-    """
+    this size does not have."""
     path = Path(path).expanduser()
     where = f"algorithm.load_buffer: {path}"
     groups: list[Group] = []
@@ -127,12 +119,6 @@ def check_alike(groups: Sequence[Group], fresh: Sequence[Group]) -> None:
                 f"algorithm.load_buffer: {which} answers have {says}, and {others} have not; load a buffer of the same "
                 "kind of model and of sampling"
             )
-
-
-def _lasting(episode: Episode) -> Episode:
-    """What training and the logs read of an older episode: `meta` is for rewards, which have been paid, and need not be
-    JSON; messages are for showing only."""
-    return replace(episode, example=replace(episode.example, meta={}), messages=[])
 
 
 def _header(line: bytes, where: str) -> dict[str, Any]:

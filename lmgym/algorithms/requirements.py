@@ -24,15 +24,13 @@ class ServedTeacher:
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a stage must provide besides the answers and their log-probabilities at sampling time.
+    """What a stage must provide besides the answers and their log-probabilities at sampling time."""
 
-    Example: what a subclass adds to its parent's:
-        >>> replace(super().requirements, values=True)
-    """
-
-    answers: Literal["policy", "references", "rated", "steps"] = "policy"
-    """What is trained on: answers that the policy samples, or what the examples give: references, rated answers, or
-    answers in labelled steps."""
+    answers: str = "policy"
+    """What is trained on, by the name of its source (rollouts/sources.py): answers that the policy samples ("policy"),
+    or what the examples give: "references", "rated" answers, or answers in labelled "steps"."""
+    pairs: bool = False
+    """Of rated answers: two to a prompt, of different ratings."""
     separator: str = ""
     """What ends each step of an answer in steps."""
     makes: Literal["policy", "reward_model", "process_reward_model"] = "policy"
@@ -67,3 +65,8 @@ class Requirements:
     """`new.entropy`: the exact entropy of each distribution."""
     reward_components: bool = False
     """`batch.reward_components`: each part of the score before its weight."""
+
+    @property
+    def makes_policy(self) -> bool:
+        """True if the stage trains a policy, and not a model that scores answers."""
+        return self.makes == "policy"

@@ -37,6 +37,8 @@ def run(given: argparse.Namespace) -> None:
     columns = columns_of(sys.stdout)
     print("+ runs here   ~ runs here, given what is named   - does not run here yet")
     for kind, rows in table.items():
+        if not (rows or given.kind):  # nothing built in: what plug-ins alone register
+            continue
         print(f"{kind}s, which are metrics too" if kind == "reward" else f"{kind}s")
         width = max((len(row["name"]) for row in rows), default=0)
         for row in rows:

@@ -16,7 +16,7 @@ from lmgym.core.errors import LmgymError, warn
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.records import episode_metrics
 from lmgym.models import copies, lora, quantization
-from lmgym.models.critic import add_critic, value_head
+from lmgym.models.critic import value_head, with_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import VALUE_HEAD, Policy, save_value_head
 from lmgym.types import Episode
@@ -163,6 +163,7 @@ class Learner:
         answers = sum(len(episode.turns) for episode in episodes)
         older = sum(len(episode.turns) for episode in episodes if episode.version < self.version)
         self.version += 1
+        self.policy.had_updates(self.version)
         self.engine.load(self.policy, self.version)
         for index, episode in enumerate(episodes):
             episode.group = index
@@ -200,10 +201,7 @@ def policy_of(model: Any, tokenizer: Any, device: Any = None) -> Policy:
         for parameter in low:
             parameter.data = parameter.data.float()
     policy = Policy(own, tokenizer, torch.bfloat16 if compute == torch.float16 else compute)
-    if wrapped:
-        policy.value_head = model.v_head
-    add_critic(policy, separate=False)  # only if it has none
-    return policy
+    return policy.but(value_head=model.v_head) if wrapped else with_critic(policy, separate=False)
 
 
 def _moves(model: Any, device: Any) -> bool:

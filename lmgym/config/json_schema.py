@@ -94,6 +94,8 @@ def _key(name: str, hint: Any, definitions: Schema, section: Any) -> Schema:
         schema: Schema = {"$ref": f"#/$defs/{name}"}
     elif name in ("rewards", "metrics"):
         schema = {"$ref": "#/$defs/rewards"}
+    elif name == "name" and section.section in registry.BUILTIN:
+        return {"anyOf": [{"enum": sorted(registry.BUILTIN[section.section])}, OWN]}
     elif name == "sinks":
         return {"type": "array", "items": {"anyOf": [{"enum": sorted(registry.BUILTIN["sink"])}, OWN]}, "default": []}
     elif inner is not None and issubclass(inner, Part):

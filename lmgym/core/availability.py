@@ -21,10 +21,7 @@ class Need:
     """Something that may be missing.
 
     `is_there` looks for it; `remedy` says how to install it. `argument` is the recipe argument that gives it, or that
-    gives something in its place.
-
-    Example: Need(partial(shutil.which, "java"), "install a Java runtime")
-    """
+    gives something in its place."""
 
     is_there: Callable[[], object]
     remedy: str = ""
@@ -34,10 +31,7 @@ class Need:
 @dataclass(frozen=True)
 class Availability:
     """Whether a name can be used on this machine: "yes", "given" (if the recipe gives the arguments in `how`) or "no"
-    (first do what `how` says).
-
-    Example: Availability("no", "pip install 'lmgym[metrics]'")
-    """
+    (first do what `how` says)."""
 
     runs: Runs
     how: str = ""
@@ -46,10 +40,7 @@ class Availability:
 def availability_of(needs: str) -> Availability:
     """The availability of a name with these needs, a list as in `Entry.needs`.
 
-    A need that is not in `NEEDS` (of a plug-in) is treated as an argument that the recipe must give.
-
-    Example: availability_of("a model") -> Availability(runs='given', how='model=')
-    """
+    A need that is not in `NEEDS` (of a plug-in) is treated as an argument that the recipe must give."""
     missing, arguments = [], []
     for name in filter(None, needs.split(", ")):
         need = NEEDS.get(name, _argument(name))

@@ -19,7 +19,7 @@ class Entry:
     substitute: str = ""  # of a metric: another one of the same arguments, reported where this one cannot run
 
 
-DATA, METRICS = "path= or lmgym[data]", "lmgym[metrics]"
+DATA, METRICS, WORDNET = "path= or lmgym[data]", "lmgym[metrics]", "lmgym[metrics], WordNet for NLTK"
 GRPO = "algorithms.grpo.algorithm:GRPO"
 
 # A row: its module in lmgym, or module:attribute if the attribute has another name than the row; the rest of its Entry.
@@ -28,14 +28,8 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "reinforce": ("algorithms.reinforce:Reinforce", "REINFORCE; baseline none, mean, ema or scst (greedy answer)"),
         "remax": ("algorithms.reinforce:Reinforce", "reinforce, preset: the greedy answer's score as baseline"),
         "rloo": ("algorithms.reinforce:RLOO", "REINFORCE whose baseline is the mean of the rest of the group"),
-        "reinforce_pp": (
-            "algorithms.reinforce_pp:ReinforcePlusPlus",
-            "REINFORCE++: clipped ratio, advantages whitened globally",
-        ),
-        "reinforce_stable": (
-            "algorithms.reinforce_stable:ReinforceStable",
-            "returns per turn, clamped, and a KL to a reference that is refreshed",
-        ),
+        "reinforce_pp": ("algorithms.reinforce_pp:ReinforcePlusPlus", "clipped ratio, advantages whitened globally"),
+        "reinforce_stable": ("algorithms.reinforce_stable:ReinforceStable", "clamped returns per turn, KL, replay"),
         "grpo": (GRPO, "group-centred advantages, clipped ratio, token-sum loss"),
         "dr_grpo": (GRPO, "grpo, preset: sums over a constant, no scaling"),
         "dapo": (GRPO, "grpo, preset: dynamic sampling, higher upper clip, token mean"),
@@ -72,15 +66,9 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "orpo": ("algorithms.orpo:ORPO", "given pairs: imitates the chosen answer, and an odds ratio, in one stage"),
         "kto": ("algorithms.kto:KTO", "given answers that are good or bad alone, beside a reference"),
         "reward_model": ("algorithms.reward_model:RewardModel", "given pairs: a model that scores answers"),
-        "process_reward_model": (
-            "algorithms.process_reward_model:ProcessRewardModel",
-            "given steps, right or wrong: a model that scores each step",
-        ),
+        "process_reward_model": ("algorithms.process_reward_model:ProcessRewardModel", "given steps: scores each step"),
         "online_dpo": ("algorithms.online_dpo:OnlineDPO", "the best answer of a group against its worst; DPO's loss"),
-        "distill": (
-            "algorithms.distill:Distill",
-            "learns from a teacher, on the student's own answers or on its texts",
-        ),
+        "distill": ("algorithms.distill:Distill", "learns from a teacher, on the student's answers or on its texts"),
         "gkd": ("algorithms.gkd:GKD", "learns a teacher's whole distributions, or its own with a hint in the prompt"),
         "replay": ("algorithms.replay:Replay", "grpo that also trains on weighted groups of earlier steps"),
         "supervised": ("algorithms.supervised:Supervised", "cross-entropy on the references (warm start)"),
@@ -154,11 +142,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "reward": {
         "final_answer": ("rewards.maths.final_answer", "1 if the final answer equals the reference's"),
-        "math_equal": (
-            "rewards.maths.math_equal",
-            "1 if the final answer equals the reference's as mathematics",
-            "lmgym[maths]",
-        ),
+        "math_equal": ("rewards.maths.math_equal", "1 if the final answer is mathematically right", "lmgym[maths]"),
         "reasoning_gym": ("rewards.reasoning_gym", "the library's own score of its puzzles", "lmgym[reasoning]"),
         "answer_format": ("rewards.maths.final_answer", "1 if the text announces its final answer"),
         "lexical_richness": ("rewards.text.form", "type-token ratio less a penalty for brevity"),
@@ -173,20 +157,15 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "bleu": ("rewards.text.bleu", "BLEU of white-space tokens, not smoothed", METRICS),
         "sacre_bleu": ("rewards.text.bleu", "BLEU as sacrebleu computes it", METRICS),
         "ter": ("rewards.text.bleu", "1 - translation edit rate", METRICS),
-        "chrf": ("rewards.text.chrf", "F-score of character n-grams"),
-        "chrf_plus_plus": ("rewards.text.chrf", "chrF that counts words and pairs too"),
+        "chrf": ("rewards.text.chrf", "F-score of character n-grams", METRICS),
+        "chrf_plus_plus": ("rewards.text.chrf", "chrF that counts words and pairs too", METRICS),
         "rouge1": ("rewards.text.rouge", "F1 of words in common", METRICS),
         "rouge2": ("rewards.text.rouge", "F1 of pairs of words in common", METRICS),
         "rougeL": ("rewards.text.rouge", "F1 of the longest common subsequence", METRICS),
         "rougeLsum": ("rewards.text.rouge", "ROUGE-L of summaries, line by line", METRICS),
         "rouge_combined": ("rewards.text.rouge", "mean of ROUGE-1, -2 and -L", METRICS),
         "rouge_l_max": ("rewards.text.rouge", "best ROUGE-L over the references", METRICS),
-        "meteor": (
-            "rewards.text.meteor",
-            "METEOR: equal words, stems and synonyms",
-            "lmgym[metrics], WordNet for NLTK",
-            "meteor_stem",
-        ),
+        "meteor": ("rewards.text.meteor", "METEOR: equal words, stems and synonyms", WORDNET, "meteor_stem"),
         "meteor_stem": ("rewards.text.meteor", "METEOR without synonyms", METRICS),
         "cider": ("rewards.text.cider", "CIDEr-D: n-grams in common, rare ones count for more"),
         "spice": ("rewards.text.spice", "scene graphs in common, by SPICE's program", "Java, SPICE's jar"),
@@ -199,11 +178,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "totto_bleu_non_overlap": ("rewards.text.totto", "totto_bleu on the rest of ToTTo", METRICS),
         "common_gen_repeat_penalty": ("rewards.text.common_gen", "-1 if the question is repeated"),
         "concept_coverage": ("rewards.text.common_gen", "share of the concepts that are used", METRICS),
-        "common_gen_preference": (
-            "rewards.text.common_gen",
-            "METEOR and a preference, less for missing concepts",
-            "lmgym[metrics], WordNet for NLTK, a preference",
-        ),
+        "common_gen_preference": ("rewards.text.common_gen", "METEOR and a preference", f"{WORDNET}, a preference"),
         "squad_exact_match": ("rewards.text.squad", "1 if the answer is right, as in SQuAD"),
         "token_f1": ("rewards.text.squad", "F1 of the answer's words, as in SQuAD"),
         "vader": ("rewards.text.vader", "sentiment by rated words and rules", "vaderSentiment or lexicon="),
@@ -225,16 +200,8 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "conditional_entropy_3": ("rewards.text.diversity", "entropy of a word given the two before, in bits"),
         "learned_reward": ("rewards.learned.classifier", "what a classifier says of one of its labels", "a model"),
         "reward_model": ("rewards.learned.classifier", "a reward model's score of prompt and answer", "a model"),
-        "process_reward_model": (
-            "rewards.learned.process",
-            "how likely the steps of an answer are right, as one number",
-            "a model",
-        ),
-        "intent_accuracy": (
-            "rewards.learned.intent",
-            "whether an utterance has the wanted intent, and METEOR",
-            "a model, lmgym[metrics], WordNet for NLTK",
-        ),
+        "process_reward_model": ("rewards.learned.process", "how likely the steps of an answer are right", "a model"),
+        "intent_accuracy": ("rewards.learned.intent", "has it the wanted intent; and METEOR", f"a model, {WORDNET}"),
         "bert_score": ("rewards.learned.similarity", "similarity of token vectors to the references'", "a model"),
         "bleurt": ("rewards.learned.similarity", "a trained regression on reference and text", "a model"),
         "summac_zero_shot": ("rewards.learned.entailment", "whether the document entails the summary", "a model"),
@@ -247,24 +214,17 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "post_processor": {
         "three_sentence_summary": ("rewards.text.post_processing", "the first three sentences, a line each")
     },
+    "row": {},  # functions of a row, for the keys `prompt` and `references` of task data
     "env": {
         "single_turn": ("envs.single_turn:SingleTurn", "one prompt, one answer"),
         "guess_number": ("envs.games:GuessNumber", "find a secret number by higher and lower"),
         "tic_tac_toe": ("envs.games:TicTacToe", "three in a row, against oneself, a frozen copy or chance"),
         "conversation": ("envs.conversation:Conversation", "several turns, with tools and with a user who answers"),
         "gymnasium": ("envs.gymnasium:Gymnasium", "any environment of gymnasium, put into words by an agent"),
-        "openenv": (
-            "envs.openenv:OpenEnv",
-            "an environment of OpenEnv: its class, or a server",
-            "environment= or url=",
-        ),
+        "openenv": ("envs.openenv:OpenEnv", "an environment of OpenEnv, class or server", "environment= or url="),
         "verifiers": ("envs.verifiers:Verifiers", "a taskset of verifiers with its own rewards", "lmgym[verifiers]"),
         "textarena": ("envs.textarena:TextArena", "TextArena's games, for one player or several", "lmgym[textarena]"),
-        "textworld": (
-            "envs.textworld:TextWorld",
-            "a game of TextWorld, explored by typed commands",
-            "textworld, game=",
-        ),
+        "textworld": ("envs.textworld:TextWorld", "a game of TextWorld, by typed commands", "textworld, game="),
         "stepwise": ("envs.stepwise:StepwiseEnv", "an action is a line of reasoning; with or without a calculator"),
     },
     "tool": {
@@ -281,15 +241,28 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "first_order": ("updates.first_order", "optimizer steps over epochs of minibatches (the usual one)"),
         "trust_region": ("updates.trust_region", "a natural-gradient step with a line search, then the critic"),
     },
+    "source": {
+        "policy": ("rollouts.sources:PolicyAnswers", "answers that the policy samples"),
+        "references": ("rollouts.sources:References", "the task's references, or what a demonstrator says"),
+        "rated": ("rollouts.sources:RatedAnswers", "the task's rated answers"),
+        "steps": ("rollouts.sources:LabelledSteps", "the labelled steps of the task's answers"),
+    },
+    "judge": {
+        "pairs": ("training.judgements:pair_judgements", "how often held-out pairs are ordered as their ratings are"),
+        "steps": ("training.judgements:step_judgements", "how many held-out steps are found right or wrong"),
+    },
     "sink": {
         "tensorboard": ("logs.sinks:Tensorboard", "event files in the run folder", "tensorboard"),
         "wandb": ("logs.sinks:Wandb", "a run on Weights & Biases, or offline files", "wandb"),
         "trackio": ("logs.sinks:Trackio", "a run of Trackio, on this machine or a Space", "trackio"),
     },
     "engine": {
-        "sampler": ("inference.sampler:Sampler", "lmgym's own batched sampler, in the training process"),
-        "vllm": ("inference.vllm.engine:VLLM", "vLLM, in this process or on servers, with a canary after each update"),
-        "pool": ("inference.pool.ray_generators:RayGenerators", "the same in processes that Ray places", "lmgym[ray]"),
+        "sampler": ("inference.in_process:SamplerKind", "lmgym's own batched sampler, in the training process"),
+        "vllm": (
+            "inference.vllm.kind:VllmKind",
+            "vLLM, in this process or on servers, with a canary after each update",
+        ),
+        "pool": ("inference.pool.kind:PoolKind", "the same in processes that Ray places", "lmgym[ray]"),
     },
 }
 

@@ -9,13 +9,15 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.timed_connections import timed_handlers
 
+T, R = TypeVar("T"), TypeVar("R")
 RETRIED = (408, 409, 425, 429)  # status codes, and all 5xx, after which the same request may succeed later
 LONGEST_WAIT = 60.0  # seconds between two tries, even if the server asks for more
 LARGEST = 4 * 2**20  # bytes of a reply, unless the endpoint says otherwise
@@ -78,10 +80,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def check_address(address: str, owner: str) -> None:
-    """Raise LmgymError, which `owner` begins, for what is no plain address of an endpoint.
-
-    Example: check_address("http://localhost:8000/v1", "algorithm.teacher")
-    """
+    """Raise LmgymError, which `owner` begins, for what is no plain address of an endpoint."""
     if not ADDRESS.fullmatch(address):
         raise LmgymError(
             f"{owner} is no plain address; write one such as http://localhost:8000/v1, without user or query"
@@ -104,10 +103,7 @@ def read_key(variable: str | None, owner: str) -> str | None:
 def ask(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None = None) -> bytes:
     """The bytes of the reply to a JSON body, or without one to a plain question; `path` follows the endpoint's address.
 
-    Raises EndpointError if the endpoint refuses the request, or still fails after all retries.
-
-    Example: ask(endpoint, "/models")
-    """
+    Raises EndpointError if the endpoint refuses the request, or still fails after all retries."""
     headers = {"Content-Type": "application/json"}
     if endpoint.key is not None:
         headers["Authorization"] = f"Bearer {endpoint.key}"
@@ -125,6 +121,17 @@ def ask(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None = None) ->
     give_up(endpoint, reason, status)
 
 
+def in_threads(work: Callable[[T], R], items: Sequence[T], concurrency: int) -> list[R]:
+    """The results of the work on each item, in order, some at a time. After one failure, those that wait are left."""
+    with ThreadPoolExecutor(max_workers=min(concurrency, max(1, len(items)))) as pool:
+        futures = [pool.submit(work, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
 def give_up(endpoint: Endpoint, reason: str, status: int | None = None) -> NoReturn:
     """Raise the error for the user, without the key."""
     raise EndpointError(f"{endpoint.owner}: {endpoint.base_url} {endpoint.redacted(reason)}", status)
@@ -138,20 +145,23 @@ def start_of(endpoint: Endpoint, reply: bytes) -> str:
 def _exchange(endpoint: Endpoint, request: urllib.request.Request) -> bytes:
     """Send the request and return the reply's bytes. Raises _Temporary for failures that are worth a retry."""
     deadline = time.monotonic() + endpoint.seconds
-    opener = urllib.request.build_opener(_NoRedirect, *timed_handlers(deadline))
     wait, refused, status = None, False, None
-    try:
-        with opener.open(request, timeout=endpoint.seconds) as response:
-            return _read(response, endpoint.largest)
-    except urllib.error.HTTPError as error:
-        with error:
-            status, reason = error.code, f"status {error.code} ({_words_of(endpoint, error)})"
-        refused = error.code not in RETRIED and error.code < 500
-        wait = _seconds(error.headers.get("Retry-After"))
-    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and time-outs are OSErrors
-        reason = endpoint.redacted(f"{type(error).__name__}: {error}")[:LONGEST_REASON]
-        if time.monotonic() >= deadline:
-            reason = f"TimeoutError: no complete reply within {endpoint.seconds:g} s"
+    with timed_handlers(deadline) as handlers:
+        opener = urllib.request.build_opener(_NoRedirect, *handlers)
+        try:
+            with opener.open(request, timeout=endpoint.seconds) as response:
+                reply = _read(response, endpoint.largest)
+            if time.monotonic() < deadline:
+                return reply
+        except urllib.error.HTTPError as error:
+            with error:
+                status, reason = error.code, f"status {error.code} ({_words_of(endpoint, error)})"
+            refused = error.code not in RETRIED and error.code < 500
+            wait = _seconds(error.headers.get("Retry-After"))
+        except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and time-outs are OSErrors
+            reason = endpoint.redacted(f"{type(error).__name__}: {error}")[:LONGEST_REASON]
+    if status is None and time.monotonic() >= deadline:
+        reason = f"TimeoutError: no complete reply within {endpoint.seconds:g} s"
     # Raised here and not above, so that the server's own words, which may hold the key, are no part of the error.
     if refused:
         give_up(endpoint, f"refused the request: {reason}", status)

@@ -29,9 +29,7 @@ def warn(sentence: str, category: type[Warning] = UserWarning, stacklevel: int =
 def shortened(text: str, limit: int = LONGEST_MESSAGE) -> str:
     """The text; of a longer one, the beginning and the end with "..." in between, `limit` characters in all.
 
-    Example:
-        >>> shortened("0123456789" * 100, 11)
-        '01234...789'
+    Example: shortened("0123456789" * 100, 11) -> '01234...789'
     """
     if len(text) <= limit:
         return text
@@ -43,9 +41,7 @@ def describe(error: BaseException, limit: int = LONGEST_MESSAGE // 2) -> str:
     """The type of an exception and the first line of its message, `limit` characters at most. The message may come from
     anywhere: from a user's code, a library or a server.
 
-    Example:
-        >>> describe(ValueError("no such move\\n(try again)"))
-        'ValueError: no such move'
+    Example: describe(ValueError("no such move\\n(try again)")) -> 'ValueError: no such move'
     """
     return shortened(": ".join(filter(None, [type(error).__name__, reason(error, limit)])), limit)
 

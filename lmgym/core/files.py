@@ -69,12 +69,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     body raises, `path` is as it was. Raises OSError.
 
     Its hidden name is random and must be new: in a folder of someone else's, a name that can be guessed may be a link
-    to any file of the user's.
-
-    Example:
-        >>> with replacing(Path("runs/a/notes.jsonl")) as file:
-        ...     file.write(b"{}\\n")
-    """
+    to any file of the user's."""
     hidden = path.with_name(HIDDEN + secrets.token_hex(8))
     descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:

@@ -17,10 +17,7 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # where a user has set one
 def prepare_hub(*names: str) -> None:
     """Call before something is loaded that may come from the Hub. If one of `names` is no folder here and the Hub does
     not answer within two seconds, the Hub's libraries use their local cache only, for the rest of the process. Where
-    the environment variable HF_HUB_OFFLINE is set (0 or 1), nothing is tried.
-
-    Example: prepare_hub("Qwen/Qwen2.5-0.5B-Instruct")
-    """
+    the environment variable HF_HUB_OFFLINE is set (0 or 1), nothing is tried."""
     local = all(Path(name).expanduser().exists() for name in names)
     if local or any(variable in os.environ for variable in OFFLINE) or answers(_address()):
         return
@@ -33,10 +30,7 @@ def prepare_hub(*names: str) -> None:
 
 
 def unreachable() -> str:
-    """Why nothing can be fetched from the Hub, as the end of a sentence; empty if it can.
-
-    Example: "the Hub (huggingface.co) cannot be reached, and it is not in the local cache"
-    """
+    """Why nothing can be fetched from the Hub, as the end of a sentence; empty if it can."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE"):
         return ""
     if answers.cache_info().currsize == 0:
@@ -46,10 +40,7 @@ def unreachable() -> str:
 
 @cache
 def answers(address: tuple[str, int], seconds: float = PATIENCE) -> bool:
-    """Whether something listens at (host, port). Looking up a name has no time limit of its own, so a thread does it.
-
-    Example: answers(("huggingface.co", 443)) -> True
-    """
+    """Whether something listens at (host, port). In a thread: looking up a name has no time limit of its own."""
     connected: list[bool] = []
 
     def connect() -> None:

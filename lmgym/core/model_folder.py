@@ -35,11 +35,7 @@ def check_no_adapters(key: str, name: str) -> None:
 
 
 def cannot_load(key: str, name: str, error: Exception, tokenizer: bool = False) -> LmgymError:
-    """The error to raise where transformers has not loaded the model, or the `tokenizer`, of this name.
-
-    Example: cannot_load("policy.model", "models/mine", error) -> policy.model: could not load 'models/mine':
-    model.safetensors is cut off (it has 9,000 of 21,344 bytes); take an undamaged copy
-    """
+    """The error to raise where transformers has not loaded the model, or the `tokenizer`, of this name."""
     said, folder = " ".join(str(error).split())[:300], Path(name)
     if "trust_remote_code" in str(error):  # as transformers says that it would have to be True
         file = "tokenizer_config.json" if tokenizer else CONFIG

@@ -6,6 +6,7 @@ A kind of part is a base class; its members are registered under that kind, so a
 uses it. A key that a part does not have cannot be written.
 """
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -39,6 +40,15 @@ class Part:
 def part_name(part: Part) -> str:
     """The name under which a part's class is registered. Example: part_name(Clip()) -> "clip" """
     return registry.name_of(part.kind, type(part))
+
+
+def documentation(cls: type) -> str:
+    """A class's own docstring up to its first example; "" if it has none, or only the one that dataclasses make up.
+
+    Example: documentation(Sapo) -> "-4 / tau sigmoid(tau (r - 1)) A: a gate that closes softly (SAPO, ...)."
+    """
+    text = cls.__dict__.get("__doc__") or ""
+    return "" if text.startswith(f"{cls.__name__}(") else inspect.cleandoc(text).split("\n\nExample")[0]
 
 
 def check_part(kind: type[P], value: Any) -> None:

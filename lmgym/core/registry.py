@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,9 +158,11 @@ def _import(module_name: str, wanted_as: str) -> Any:
 
 @contextmanager
 def _importing(wanted_as: str, module_name: str) -> Iterator[None]:
-    """Turn an error of an import into a sentence; one in lmgym's own modules is a bug, which keeps its traceback."""
+    """Turn an error of an import into a sentence; one in lmgym's own modules is a bug, which keeps its traceback. The
+    process stays in its directory."""
     try:
-        yield
+        with chdir("."):
+            yield
     except (LmgymError, KeyboardInterrupt):
         raise
     except ModuleNotFoundError as error:

@@ -39,11 +39,16 @@ def uniforms(keys: list[int], start: int, count: int) -> np.ndarray:
     base = np.array(keys, dtype=np.uint64)[:, None]
     counter = np.arange(start + 1, start + count + 1, dtype=np.uint64)[None, :]
     with np.errstate(over="ignore"):
-        bits = base + counter * np.uint64(GOLDEN)
+        bits = mixed(base + counter * np.uint64(GOLDEN))
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def mixed(bits: np.ndarray) -> np.ndarray:
+    """The generator's output function: 64 random bits from each key plus counter times GOLDEN, uint64 [...]."""
+    with np.errstate(over="ignore"):
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        bits = bits ^ (bits >> np.uint64(31))
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return bits ^ (bits >> np.uint64(31))
 
 
 def permutation(size: int, *path: int | str) -> np.ndarray:

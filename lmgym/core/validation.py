@@ -21,6 +21,12 @@ from lmgym.core.constraints import FINITE, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 
+FREE: Mapping[str, str] = {"resumed": "free"}
+"""Metadata of a field that may change when a run is resumed, and nothing that is computed would be another."""
+RECORDED: Mapping[str, str] = {"resumed": "recorded"}
+"""Metadata of one that may change too; the run then is no longer bit for bit what it would have been."""
+REFUSED: Mapping[str, str] = {"resumed": "refused"}
+"""Metadata of one that may not, in a section of others that may; so is every field that says nothing."""
 LARGEST_FLOAT = (2 - 2**-23) * 2.0**127  # of fp32, in which models compute
 COLLECTIONS = (list, tuple, set, frozenset, dict, Sequence, Mapping)
 

@@ -16,9 +16,7 @@ NOT_PLAIN = re.compile(r"[^ -~]")  # all others are themselves
 def visible(text: object) -> str:
     """The text as one line, in which control and invisible characters are replaced by visible signs.
 
-    Example:
-        >>> visible("a\\x1b[2Jb\\u202e\\n")
-        'a␛[2JbU+202E⏎'
+    Example: visible("a\\x1b[2Jb\\u202e\\n") -> 'a␛[2JbU+202E⏎'
     """
     return NOT_PLAIN.sub(lambda found: _sign(found[0]), str(text))
 
@@ -26,9 +24,7 @@ def visible(text: object) -> str:
 def visible_lines(text: object) -> str:
     """As `visible`, but with the text's own line breaks.
 
-    Example:
-        >>> visible_lines("a\\x1b[2Jb\\nc")
-        'a␛[2Jb\\nc'
+    Example: visible_lines("a\\x1b[2Jb\\nc") -> 'a␛[2Jb\\nc'
     """
     return "\n".join(map(visible, str(text).split("\n")))
 
@@ -46,9 +42,7 @@ def harmless(text: str) -> str:
 def escaped(json: str) -> str:
     """JSON text with hidden characters as escapes, so that it holds the same data and can be printed.
 
-    Example:
-        >>> escaped('"\\x9b\\u202e é"')
-        '"\\\\u009b\\\\u202e é"'
+    Example: escaped('"\\x9b\\u202e é"') -> '"\\\\u009b\\\\u202e é"'
     """
     return NOT_PLAIN.sub(lambda found: found[0] if found[0] == "\n" else _escape(found[0]), json)
 

@@ -21,10 +21,7 @@ def launch(command: Sequence[str], ranks: int, restarts: int, say: Callable[[str
 
     torchrun starts and watches them. When a rank dies, it ends the others, and a new group is started, up to `restarts`
     times: a run then goes on from its newest whole checkpoint. A rank that ends with `USER_ERROR` ends it for good;
-    one that crashed (a signal, an exception of a driver or a library) does not.
-
-    Example: launch(["train", "quickstart", "out=runs/a"], ranks=2, restarts=3, say=print)
-    """
+    one that crashed (a signal, an exception of a driver or a library) does not."""
     import torch
 
     # Each rank gets its share of the threads, unless the user has said otherwise.

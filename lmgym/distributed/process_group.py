@@ -35,10 +35,7 @@ class ProcessGroup(Ranks):
     """This process among those that torchrun has started (it sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT).
 
     Raises RankLost if not all of them come within `seconds`, and (with the ranks that are missing) if one does not
-    answer for so long or has gone; LmgymError if one of these variables is wrong.
-
-    Example: python -m torch.distributed.run --nproc-per-node 2 -m lmgym train quickstart
-    """
+    answer for so long or has gone; LmgymError if one of these variables is wrong."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         name = f"rank {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE')}"

@@ -11,6 +11,9 @@ from lmgym.types import Example, Message
 class SingleTurn:
     """Shows the prompt of the example and ends with the first answer. It pays nothing; the recipe's rewards do."""
 
+    asks_once = True
+    """Its episodes are the task's prompts, each with one answer."""
+
     def reset(self, example: Example, seed: int) -> str | Sequence[Message]:
         return example.prompt
 

@@ -17,7 +17,7 @@ from lmgym.tasks.rows.cells import prompt_of
 from lmgym.tasks.rows.formats import SUFFIXES, rows_of
 from lmgym.tasks.rows.unpacked import kind_of
 from lmgym.training.planning.preflight import check_cut, cut_prompts
-from lmgym.training.setup import make_actor, make_envs
+from lmgym.training.setup import actor_of, make_envs
 from lmgym.types import Episode, Message
 
 
@@ -41,7 +41,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     """The prompts of a file: one a line, blank lines skipped; of rows (.jsonl, .parquet ...), each row's `prompt` (a
     text, or a list of chat messages). Raises LmgymError for a file that cannot be read or holds no prompt."""
     if kind_of(path) in SUFFIXES:
-        prompts = [prompt_of(row, "prompt", where) for where, row in rows_of(path)]
+        prompts: list[Prompt] = [prompt_of(row, "prompt", where) for where, row in rows_of(path)]
     else:
         prompts = list(lines_of_prompts(_text_of(path)))
     if not prompts:
@@ -102,10 +102,10 @@ def answer_prompts(
     asked = [
         (group, example) for group, example in enumerate(examples) for _ in range(section.samples if samples else 1)
     ]
-    envs = make_envs(config, stage.env)
+    envs = make_envs(stage.env, config.plugins)
     try:
         decoding = section.decoding(stage.sampling)
-        episodes = collect(asked, make_actor(config, policy), decoding, (config.seed, "generate"), envs)
+        episodes = collect(asked, actor_of(config, policy), decoding, (config.seed, "generate"), envs)
     finally:
         envs.close()
     return [

@@ -26,7 +26,7 @@ from lmgym.stats.intervals import direction
 from lmgym.stats.paired import Paired, compare_paired, compare_summed, untested
 from lmgym.training.planning.lengths import check_lengths
 from lmgym.training.planning.preflight import cut_prompts
-from lmgym.training.setup import evaluate_actor, make_actor
+from lmgym.training.setup import actor_of, evaluate_actor
 from lmgym.types import Example
 
 ALWAYS = ("reward", "length/mean", "truncated")  # metrics of every task; the task's own metrics tell more
@@ -177,7 +177,7 @@ def _answers(
     if cut := cut_prompts(examples, side.config.policy, policy):
         console.say(cut)
     check_lengths(examples, side.config, config.stages[-1], policy)
-    result = evaluate_actor(config, make_actor(side.config, policy), examples, rewards)
+    result = evaluate_actor(config, actor_of(side.config, policy), examples, rewards)
     return result, str(policy.compute).removeprefix("torch.")
 
 

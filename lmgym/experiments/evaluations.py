@@ -16,7 +16,7 @@ from lmgym.rollouts.evaluate import EvaluationSection
 from lmgym.stats.intervals import Interval
 from lmgym.training.planning.lengths import check_lengths, fitting_lengths
 from lmgym.training.planning.preflight import check_cut, cut_prompts
-from lmgym.training.setup import evaluate_actor, held_out_examples, held_out_rewards, make_actor
+from lmgym.training.setup import actor_of, evaluate_actor, held_out_examples, held_out_rewards
 
 FOLDER = "evaluations"  # in a run folder
 
@@ -102,7 +102,7 @@ def evaluate_model(
     console.say(f"{named.name}: {len(examples)} prompts of {section.split}, {several} each ({answers})")
     for note in notes:
         console.say(note)
-    result = evaluate_actor(config, make_actor(config, policy), examples, rewards)
+    result = evaluate_actor(config, actor_of(config, policy), examples, rewards)
     return EvaluationRecord(
         named.name,
         recipe or named.name,

@@ -74,10 +74,10 @@ def find_model(name: str, overrides: Sequence[str] = ()) -> NamedModel | None:
     if (path / "manifest.json").is_file() and (problem := checkpoint.damage(path)):
         raise LmgymError(f"checkpoint {name} is damaged ({problem}); name another one")
     config = load_config(run / "recipe.yaml", list(overrides))
-    if (makes := config.stages[-1].algorithm.requirements.makes) != "policy":
+    if not (required := config.stages[-1].algorithm.requirements).makes_policy:
         raise LmgymError(
             f"{name} is a reward model's run, which writes no answers; use it as a reward: "
-            f"rewards: {{{makes}: {{model: {run}}}}}"
+            f"rewards: {{{required.makes}: {{model: {run}}}}}"
         )
     machine = choose_machine(config, run)
     compute = machine.compute if config.policy.compute == "auto" else config.policy.compute

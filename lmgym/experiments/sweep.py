@@ -140,8 +140,7 @@ def _keep_test_apart(tree: dict[str, Any]) -> None:
 def _first_metric(config: Config) -> str:
     last = config.stages[-1]
     names = [*last.rewards, *available_metrics(config.evaluation.metrics)]
-    usual = {"references": "reference_nll", "rated": "preference/accuracy", "steps": "step/accuracy"}
-    return next(iter(names), usual.get(last.algorithm.requirements.answers, "reward"))
+    return next(iter(names), last.source.metric)
 
 
 def _check_metric(metric: str, config: Config) -> None:

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lmgym.functional.shapes import Mask, PerRow, PerToken, RowIds
+
 Scale = Literal["none", "group", "batch"]
 
 
-def group_means(
-    score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]
-) -> Float[Tensor, " N"]:
+def group_means(score: PerRow, episode: RowIds, group: RowIds) -> PerRow:
     """Mean score of each row's group [N]. Every episode counts once, whatever its number of rows."""
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
@@ -19,12 +19,8 @@ def group_means(
 
 
 def group_centred(
-    score: Float[Tensor, " N"],
-    episode: Int[Tensor, " N"],
-    group: Int[Tensor, " N"],
-    scale: Scale = "none",
-    epsilon: float = 1e-4,
-) -> Float[Tensor, " N"]:
+    score: PerRow, episode: RowIds, group: RowIds, scale: Scale = "none", epsilon: float = 1e-4
+) -> PerRow:
     """A = R - mean(R of the group) (Dr. GRPO, arXiv 2503.20783, section 3), optionally / (deviation + epsilon).
 
     scale="group": divided by the standard deviation of the group's scores (GRPO, arXiv 2402.03300, section 4.1.2);
@@ -35,7 +31,7 @@ def group_centred(
     """
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
-    centred = torch.where(_zero_variance(score, inverse), 0.0, score - group_means(score, episode, group))
+    centred = torch.where(mixed_groups(score, group), score - group_means(score, episode, group), 0.0)
     if scale == "none":
         return centred
     if scale == "batch":
@@ -45,9 +41,7 @@ def group_centred(
     return centred / (variance.sqrt() + epsilon)[inverse]
 
 
-def leave_one_out(
-    score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]
-) -> Float[Tensor, " N"]:
+def leave_one_out(score: PerRow, episode: RowIds, group: RowIds) -> PerRow:
     """A_i = R_i - mean of the other scores of its group (RLOO, arXiv 2402.14740, eq. 8). A group of one gets zero.
 
     Equals group_centred times n / (n - 1).
@@ -65,15 +59,13 @@ def deviation(values: Float[Tensor, " E"]) -> Float[Tensor, ""]:
     return values.std() if len(values) > 1 else values.new_zeros(())
 
 
-def batch_mean(score: Float[Tensor, " N"], episode: Int[Tensor, " N"]) -> Float[Tensor, ""]:
+def batch_mean(score: PerRow, episode: RowIds) -> Float[Tensor, ""]:
     """Mean score of the batch. Every episode counts once."""
     first = first_rows(episode)
     return (score * first).sum() / first.sum()
 
 
-def discounted_returns(
-    rewards: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"], gamma: float
-) -> Float[Tensor, "N T"]:
+def discounted_returns(rewards: PerToken, actions: Mask, gamma: float) -> PerToken:
     """G_t = r_t + gamma * G_{t+1} over the actions of a row (Sutton & Barto 2018, eq. 3.9); zero elsewhere.
 
     A step is an action. Prompt and environment tokens between actions are skipped: they neither discount nor earn. To
@@ -124,9 +116,7 @@ def gae(
     return advantages, torch.where(steps, advantages + values, 0.0)
 
 
-def episode_steps(
-    actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]
-) -> tuple[Int[Tensor, "E L"], Int[Tensor, "E L"], Bool[Tensor, "E L"]]:
+def episode_steps(actions: Mask, episode: RowIds) -> tuple[Int[Tensor, "E L"], Int[Tensor, "E L"], Bool[Tensor, "E L"]]:
     """Row and column of each episode's actions [E L], and a mask of the steps [E L] that exist.
 
     `values[row, column]` turns a column `values` [N T] into one line of actions per episode, as `gae` reads it. There
@@ -156,7 +146,7 @@ def scatter_steps(
     column: Int[Tensor, "E L"],
     steps: Bool[Tensor, "E L"],
     shape: tuple[int, int],
-) -> Float[Tensor, "N T"]:
+) -> PerToken:
     """The inverse of `episode_steps`: from one line per episode [E L] to a column [N T] of `shape`, zero elsewhere.
 
     Example:
@@ -210,7 +200,7 @@ def explained_variance(
     return 1 - errors.var(correction=0) / masked_returns.var(correction=0)
 
 
-def first_rows(episode: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
+def first_rows(episode: RowIds) -> Bool[Tensor, " N"]:
     """True at the first row of each episode [N], for statistics that count an episode once."""
     unique, inverse = torch.unique(episode, return_inverse=True)
     rows = torch.arange(len(episode), device=episode.device)
@@ -218,7 +208,7 @@ def first_rows(episode: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
     return first[inverse] == rows
 
 
-def sums(values: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Float[Tensor, " G"]:
+def sums(values: PerRow, inverse: RowIds) -> Float[Tensor, " G"]:
     """The sum of the values of each number in `inverse` [G].
 
     Example: sums(torch.tensor([1., 2., 4.]), torch.tensor([0, 1, 0])) -> tensor([5., 2.])
@@ -226,16 +216,16 @@ def sums(values: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Float[Tenso
     return torch.zeros(int(inverse.max()) + 1, dtype=values.dtype, device=values.device).index_add(0, inverse, values)
 
 
-def _zero_variance(score: Float[Tensor, " N"], inverse: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
-    """True in groups of equal scores. Their mean may differ from the scores by rounding, which must give no credit."""
+def mixed_groups(score: PerRow, group: RowIds) -> Bool[Tensor, " N"]:
+    """True for rows of groups whose scores differ. The mean of equal scores may differ from them by rounding, which
+    must give no credit. Example: mixed_groups(tensor([0., 1., 1.]), tensor([0, 0, 1]))"""
+    _, inverse = torch.unique(group, return_inverse=True)
     empty = score.new_zeros(int(inverse.max()) + 1)
     least, most = (empty.scatter_reduce(0, inverse, score, how, include_self=False) for how in ("amin", "amax"))
-    return (least == most)[inverse]
+    return (least != most)[inverse]
 
 
-def placed_on_last(
-    score: Float[Tensor, " N"], actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]
-) -> Float[Tensor, "N T"]:
+def placed_on_last(score: PerRow, actions: Mask, episode: RowIds) -> PerToken:
     """The number of each row's episode, written to the last action of the episode; zero elsewhere.
 
     Example: one episode of two rows:

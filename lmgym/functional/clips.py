@@ -3,15 +3,12 @@
 import math
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from lmgym.functional.losses import sequence_log_ratio
+from lmgym.functional.shapes import Mask, PerToken
 
 
-def token_log_ratio_of_sequence(
-    new: Float[Tensor, "N T"], old: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"]
-) -> Float[Tensor, "N T"]:
+def token_log_ratio_of_sequence(new: PerToken, old: PerToken, actions: Mask) -> PerToken:
     """The value of `sequence_log_ratio`, with the gradient of each token's own log-probability; zero elsewhere.
 
     Its exponential is GSPO-token's ratio sg(s) pi / sg(pi) (arXiv 2507.18071, section 4.3): GSPO's where all tokens of
@@ -21,12 +18,8 @@ def token_log_ratio_of_sequence(
 
 
 def geometric_mean_ratio(
-    log_ratio: Float[Tensor, "N T"],
-    advantages: Float[Tensor, "N T"],
-    actions: Bool[Tensor, "N T"],
-    low: float,
-    high: float,
-) -> tuple[Float[Tensor, "N T"], Bool[Tensor, "N T"]]:
+    log_ratio: PerToken, advantages: PerToken, actions: Mask, low: float, high: float
+) -> tuple[PerToken, Mask]:
     """GMPO's ratio of a row on each of its actions (zero elsewhere), and the tokens whose log-ratio was clipped.
 
     The exponential of the mean of the log-ratios, each first cut to at most `high` where A > 0, or else to at least
@@ -49,13 +42,8 @@ def geometric_mean_ratio(
 
 
 def gradient_preserving_clip(
-    ratio: Float[Tensor, "N T"],
-    advantages: Float[Tensor, "N T"],
-    clip_low: float,
-    clip_high: float,
-    keep_low: float,
-    keep_high: float,
-) -> tuple[Float[Tensor, "N T"], Bool[Tensor, "N T"]]:
+    ratio: PerToken, advantages: PerToken, clip_low: float, clip_high: float, keep_low: float, keep_high: float
+) -> tuple[PerToken, Mask]:
     """CE-GPPO's term, and where PPO would have clipped (arXiv 2509.20712).
 
     -r A inside; outside, on the side where PPO's gradient is 0, the ratio's value is the bound times `keep_low` (below,
@@ -72,12 +60,12 @@ def gradient_preserving_clip(
 
 
 def gamma_weight(
-    log_ratio: Float[Tensor, "N T"],
-    advantages: Float[Tensor, "N T"],
-    actions: Bool[Tensor, "N T"],
+    log_ratio: PerToken,
+    advantages: PerToken,
+    actions: Mask,
     positive: tuple[float, float],
     negative: tuple[float, float],
-) -> Float[Tensor, "N T"]:
+) -> PerToken:
     """VESPO's weight of a row, without gradient, on each of its actions: w^k exp(lambda (1 - w)) (arXiv 2602.10693).
 
     w is the ratio of the whole row's probabilities, at least 1e-8 and at most e^20 (as in the authors' code and TRL);
@@ -93,7 +81,7 @@ def gamma_weight(
     return (power * total + rate * (1 - total.exp())).exp() * actions
 
 
-def probability_mask(new: Float[Tensor, "N T"], old: Float[Tensor, "N T"], bound: float) -> Bool[Tensor, "N T"]:
+def probability_mask(new: PerToken, old: PerToken, bound: float) -> Mask:
     """True for tokens whose probability differs from the old one by more than `bound`, whatever their advantage.
 
     prime-rl's `ipo` loss; `losses.dppo_mask` looks at one side only. `old` is the sampler there.

@@ -4,15 +4,14 @@ every episode counts once, whatever its number of rows."""
 from math import comb
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
-from lmgym.functional.advantages import first_rows, group_means, sums
+from lmgym.functional.advantages import first_rows, group_means, mixed_groups, sums
+from lmgym.functional.shapes import PerRow, RowIds
 
 
-def mean_scaled(
-    score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]
-) -> Float[Tensor, " N"]:
+def mean_scaled(score: PerRow, episode: RowIds, group: RowIds) -> PerRow:
     """A = (R - mean) / mean, mean of the group (MaxRL, arXiv 2602.02710).
 
     With scores of 0 and 1 its policy gradient is the one of log(share of right answers), cut to as many terms as there
@@ -27,12 +26,7 @@ def mean_scaled(
     return torch.where(mixed, (score - means) / torch.where(mixed, means, 1.0), 0.0)
 
 
-def length_weighted(
-    score: Float[Tensor, " N"],
-    lengths: Float[Tensor, " N"],
-    episode: Int[Tensor, " N"],
-    group: Int[Tensor, " N"],
-) -> Float[Tensor, " N"]:
+def length_weighted(score: PerRow, lengths: PerRow, episode: RowIds, group: RowIds) -> PerRow:
     """A = R - sum(length R) / sum(length), over the group (OPO, arXiv 2505.23585).
 
     The baseline of least variance, if the squared gradient of an answer grows with its length (in tokens). A group of
@@ -48,9 +42,7 @@ def length_weighted(
     return torch.where(mixed_groups(score, group), score - means, 0.0)
 
 
-def pass_at_k(
-    score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"], k: int
-) -> Float[Tensor, " N"]:
+def pass_at_k(score: PerRow, episode: RowIds, group: RowIds, k: int) -> PerRow:
     """A_i = n / C(n, k) * sum over the sets I of k answers with i in it of [max of I - max of I without i].
 
     n answers a group. What an answer adds to the best of k: its policy gradient is, without bias, that of the expected
@@ -76,9 +68,7 @@ def pass_at_k(
     return _of_rows(values, episode, first)
 
 
-def ranks_in_group(
-    values: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]
-) -> Int[Tensor, " N"]:
+def ranks_in_group(values: PerRow, episode: RowIds, group: RowIds) -> RowIds:
     """How many episodes of its group come before each row's own, by ascending value, equals by number of the episode.
 
     Example: ranks_in_group(torch.tensor([9., 4., 4.]), torch.arange(3), torch.zeros(3).long()) -> tensor([2, 0, 1])
@@ -94,15 +84,7 @@ def ranks_in_group(
     return _of_rows(rank, episode, first)
 
 
-def mixed_groups(score: Float[Tensor, " N"], group: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
-    """True for rows of groups whose scores differ. Example: mixed_groups(tensor([0., 1., 1.]), tensor([0, 0, 1]))"""
-    _, inverse = torch.unique(group, return_inverse=True)
-    empty = score.new_zeros(int(inverse.max()) + 1)
-    least, most = (empty.scatter_reduce(0, inverse, score, how, include_self=False) for how in ("amin", "amax"))
-    return (least != most)[inverse]
-
-
-def mixed_scale(score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: Int[Tensor, " N"]) -> float:
+def mixed_scale(score: PerRow, episode: RowIds, group: RowIds) -> float:
     """Answers / answers in groups whose scores differ (GPG's alpha, arXiv 2504.02546); 1 if there are none.
 
     So a step is not smaller for the groups from which nothing can be learned.
@@ -114,7 +96,7 @@ def mixed_scale(score: Float[Tensor, " N"], episode: Int[Tensor, " N"], group: I
     return int(first.sum()) / mixed if mixed else 1.0
 
 
-def overlong_penalty(lengths: Float[Tensor, " N"], limit: int, share: float) -> Float[Tensor, " N"]:
+def overlong_penalty(lengths: PerRow, limit: int, share: float) -> PerRow:
     """0 up to (1 - share) of the limit, then falling linearly to -1 at the limit, and -1 beyond (soft overlong
     punishment; DAPO, arXiv 2503.14476, eq. 13). `lengths` are in tokens.
 
@@ -124,7 +106,7 @@ def overlong_penalty(lengths: Float[Tensor, " N"], limit: int, share: float) -> 
     return -((lengths - (limit - buffer)) / buffer).clamp(0.0, 1.0)
 
 
-def _of_rows(values: Tensor, episode: Int[Tensor, " N"], first: Bool[Tensor, " N"]) -> Tensor:
+def _of_rows(values: Tensor, episode: RowIds, first: Bool[Tensor, " N"]) -> Tensor:
     """A number for each first row of an episode [E], written to all rows of that episode [N]."""
     order = torch.argsort(episode[first])
     return values[order[torch.searchsorted(episode[first][order], episode)]]

@@ -7,17 +7,16 @@ All weights are constants to the gradient, and 1 for tokens that are no actions.
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from lmgym.functional.losses import Level, importance_ratio, log_ratio, sequence_log_ratio
+from lmgym.functional.shapes import Mask, PerToken
 
 Outside = Literal["truncate", "mask"]
 
 
 def bounded_weight(
-    ratio: Float[Tensor, "N T"], low: float | None, high: float | None, outside: Outside = "truncate"
-) -> tuple[Float[Tensor, "N T"], Bool[Tensor, "N T"]]:
+    ratio: PerToken, low: float | None, high: float | None, outside: Outside = "truncate"
+) -> tuple[PerToken, Mask]:
     """The weight that an importance ratio gives, and where the ratio lies outside of [low, high] (None: no bound).
 
     outside="truncate": the nearest bound (truncated importance sampling; IMPALA, arXiv 1802.01561, section 4.1).
@@ -39,14 +38,14 @@ def bounded_weight(
 
 
 def importance_weight(
-    old: Float[Tensor, "N T"],
-    sampler: Float[Tensor, "N T"],
-    actions: Bool[Tensor, "N T"],
+    old: PerToken,
+    sampler: PerToken,
+    actions: Mask,
     level: Level,
     low: float | None,
     high: float | None,
     outside: Outside = "truncate",
-) -> tuple[Float[Tensor, "N T"], Bool[Tensor, "N T"]]:
+) -> tuple[PerToken, Mask]:
     """`bounded_weight` of pi_old / mu of each action, or (level="sequence") of a row's product.
 
     Example: importance_weight(old, sampler, actions, "sequence", None, 3.0, "mask")[0]  # TRL's default
@@ -54,9 +53,7 @@ def importance_weight(
     return bounded_weight(importance_ratio(old, sampler, actions, level), low, high, outside)
 
 
-def mismatched_rows(
-    old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"], bound: float
-) -> Bool[Tensor, "N T"]:
+def mismatched_rows(old: PerToken, sampler: PerToken, actions: Mask, bound: float) -> Mask:
     """True on the actions of rows whose geometric mean of pi_old / mu lies outside of [1 / bound, bound].
 
     Rejection by sequences: the mean does not grow with the length of the row, as the product does, so bounds are close
@@ -69,13 +66,7 @@ def mismatched_rows(
     return mean.exp().gt(bound) | mean.neg().exp().gt(bound)
 
 
-def off_policy_rows(
-    new: Float[Tensor, "N T"],
-    sampler: Float[Tensor, "N T"],
-    advantages: Float[Tensor, "N T"],
-    actions: Bool[Tensor, "N T"],
-    threshold: float,
-) -> Bool[Tensor, "N T"]:
+def off_policy_rows(new: PerToken, sampler: PerToken, advantages: PerToken, actions: Mask, threshold: float) -> Mask:
     """True on the actions with A < 0 of rows whose mean of log mu - log pi_new exceeds the threshold (nats).
 
     The mean estimates KL(mu, pi_new). What the policy has left far behind teaches little by being wrong, and its

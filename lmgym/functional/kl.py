@@ -12,21 +12,20 @@ Example: p = (0.7, 0.2, 0.1) and q = (0.5, 0.3, 0.2), by the logits of p. In the
 with the divergence's gradient is 1 for k1, -0.84 for k2 and -0.87 for k3: a penalty of k2 or k3 drives p away from q.
 """
 
-from jaxtyping import Float
-from torch import Tensor
+from lmgym.functional.shapes import PerToken
 
 
-def k1(logprobs_p: Float[Tensor, "N T"], logprobs_q: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+def k1(logprobs_p: PerToken, logprobs_q: PerToken) -> PerToken:
     """log p - log q, in nats: unbiased, may be negative."""
     return logprobs_p - logprobs_q
 
 
-def k2(logprobs_p: Float[Tensor, "N T"], logprobs_q: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+def k2(logprobs_p: PerToken, logprobs_q: PerToken) -> PerToken:
     """(log p - log q)^2 / 2: biased, low variance; its gradient is that of the divergence."""
     return (logprobs_p - logprobs_q) ** 2 / 2
 
 
-def k3(logprobs_p: Float[Tensor, "N T"], logprobs_q: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+def k3(logprobs_p: PerToken, logprobs_q: PerToken) -> PerToken:
     """exp(log q - log p) - (log q - log p) - 1: unbiased and never negative."""
     difference = logprobs_q - logprobs_p
     return difference.exp() - difference - 1

@@ -3,26 +3,24 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
+
+from lmgym.functional.shapes import Mask, PerToken
 
 ValueClip = Literal["clipped", "max"]
 Level = Literal["token", "sequence"]
 
 
-def policy_gradient(logprobs: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+def policy_gradient(logprobs: PerToken, advantages: PerToken) -> PerToken:
     """-A log pi: its gradient is the score-function estimator (REINFORCE, Williams 1992, eq. 4)."""
     return -advantages * logprobs
 
 
-def log_ratio(new: Float[Tensor, "N T"], old: Float[Tensor, "N T"], bound: float = 20.0) -> Float[Tensor, "N T"]:
+def log_ratio(new: PerToken, old: PerToken, bound: float = 20.0) -> PerToken:
     """log pi_new - log pi_old (nats), clamped to +-bound, so that one extreme token cannot overflow its exponential."""
     return (new - old).clamp(-bound, bound)
 
 
-def sequence_log_ratio(
-    new: Float[Tensor, "N T"], old: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"]
-) -> Float[Tensor, "N T"]:
+def sequence_log_ratio(new: PerToken, old: PerToken, actions: Mask) -> PerToken:
     """The mean of a row's log-ratios, written to each of its actions; zero elsewhere.
 
     Its exponential is GSPO's ratio (arXiv 2507.18071, section 4.1): the ratio of the whole row's probabilities, to the
@@ -37,9 +35,7 @@ def sequence_log_ratio(
     return total / actions.sum(1, keepdim=True).clamp(min=1) * actions
 
 
-def importance_ratio(
-    old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"], level: Level
-) -> Float[Tensor, "N T"]:
+def importance_ratio(old: PerToken, sampler: PerToken, actions: Mask, level: Level) -> PerToken:
     """pi_old / mu: the mismatch between the trainer's and the sampler's distribution (mu) for the same weights.
 
     level="token": of each action. "sequence": of the whole row, the product over its actions, written to each of them.
@@ -58,12 +54,8 @@ def importance_ratio(
 
 
 def clipped_surrogate(
-    ratio: Float[Tensor, "N T"],
-    advantages: Float[Tensor, "N T"],
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> Float[Tensor, "N T"]:
+    ratio: PerToken, advantages: PerToken, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> PerToken:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv 1707.06347, eq. 7; unequal bounds: DAPO, arXiv
     2503.14476, eq. 10); with `dual_clip` c never above -c A where A < 0 (arXiv 1912.09729).
 
@@ -76,12 +68,8 @@ def clipped_surrogate(
 
 
 def clipped(
-    ratio: Float[Tensor, "N T"],
-    advantages: Float[Tensor, "N T"],
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> Float[Tensor, "N T"]:
+    ratio: PerToken, advantages: PerToken, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> PerToken:
     """1 for tokens at which `clipped_surrogate` takes a bound, so that they have no gradient; else 0."""
     too_high = (ratio > 1 + clip_high) & (advantages > 0)
     too_low = (ratio < 1 - clip_low) & (advantages < 0)
@@ -90,7 +78,7 @@ def clipped(
     return (too_high | too_low).to(ratio.dtype)
 
 
-def clipped_weight(ratio: Float[Tensor, "N T"], clip_low: float, clip_high: float) -> Float[Tensor, "N T"]:
+def clipped_weight(ratio: PerToken, clip_low: float, clip_high: float) -> PerToken:
     """clip(r, 1 - clip_low, 1 + clip_high) without gradient: CISPO's weight of a token's policy gradient (MiniMax-M1,
     arXiv 2506.13585, eq. 4 and 5). The paper has no lower bound: clip_low 1.
 
@@ -99,9 +87,7 @@ def clipped_weight(ratio: Float[Tensor, "N T"], clip_low: float, clip_high: floa
     return ratio.detach().clamp(1 - clip_low, 1 + clip_high)
 
 
-def soft_gate(
-    ratio: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"], positive: float, negative: float
-) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"]]:
+def soft_gate(ratio: PerToken, advantages: PerToken, positive: float, negative: float) -> tuple[PerToken, PerToken]:
     """g = (4 / tau) sigmoid(tau (r - 1)), tau = positive where A > 0, else negative; and its slope dg/dr.
 
     -g A replaces the clipped surrogate in SAPO (arXiv 2511.20347, section 3). The slope is 1 at r = 1, like that of the
@@ -117,9 +103,7 @@ def soft_gate(
     return 4 / tau * opened, (4 * opened * (1 - opened)).detach()
 
 
-def dppo_mask(
-    new: Float[Tensor, "N T"], old: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"], low: float, high: float
-) -> Bool[Tensor, "N T"]:
+def dppo_mask(new: PerToken, old: PerToken, advantages: PerToken, low: float, high: float) -> Mask:
     """True for tokens whose probability has already risen by more than `high` (if A > 0) or fallen by more than `low`
     (if A < 0). |pi_new - pi_old| is the total variation between the two choices "this token" and "any other token".
 
@@ -135,12 +119,8 @@ def dppo_mask(
 
 
 def value_loss(
-    new: Float[Tensor, "N T"],
-    old: Float[Tensor, "N T"],
-    returns: Float[Tensor, "N T"],
-    clip: float | None = None,
-    form: ValueClip = "clipped",
-) -> Float[Tensor, "N T"]:
+    new: PerToken, old: PerToken, returns: PerToken, clip: float | None = None, form: ValueClip = "clipped"
+) -> PerToken:
     """(V - return)^2, not halved; with `clip`, V is kept within +-`clip` of V_old, the value at sampling time.
 
     form="clipped": the error of V_old + clamp(V - V_old, -clip, clip) alone, so a value outside has no gradient

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lmgym.functional.advantages import sums
+from lmgym.functional.shapes import Mask, PerToken, RowIds
 
 PairObjective = Literal["sigmoid", "hinge", "ipo"]
 
@@ -37,9 +38,7 @@ def ordered(margin: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
     return (margin > 0).to(margin.dtype) + 0.5 * (margin == 0)
 
 
-def episode_totals(
-    values: Float[Tensor, "N T"], actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"], mean: bool = False
-) -> Float[Tensor, " E"]:
+def episode_totals(values: PerToken, actions: Mask, episode: RowIds, mean: bool = False) -> Float[Tensor, " E"]:
     """The sum of the values over each episode's actions, or their mean; episodes in ascending order of their number."""
     _, inverse = torch.unique(episode, return_inverse=True)
     totals = sums((values * actions).sum(1), inverse)

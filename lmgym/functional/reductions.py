@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.functional.advantages import sums
+from lmgym.functional.shapes import Mask, PerRow, PerToken, RowIds
 
 Reduction = Literal["token", "sequence", "constant"]
 
@@ -27,20 +28,18 @@ class Totals:
     episodes: int
 
 
-def totals(actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]) -> Totals:
+def totals(actions: Mask, episode: RowIds) -> Totals:
     """The number of actions and of distinct episodes in these rows."""
     return Totals(tokens=int(actions.sum()), episodes=int(torch.unique(episode).numel()))
 
 
-def tokens_of_episode(actions: Bool[Tensor, "N T"], episode: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+def tokens_of_episode(actions: Mask, episode: RowIds) -> PerRow:
     """The number of actions in each row's whole episode (all of its rows), float64 [N]."""
     _, inverse = torch.unique(episode, return_inverse=True)
     return sums(actions.sum(1).to(torch.float64), inverse)[inverse]
 
 
-def weights(
-    reduction: Reduction, actions: Bool[Tensor, "N T"], episode_tokens: Float[Tensor, " N"], total: Totals
-) -> Float[Tensor, "N T"]:
+def weights(reduction: Reduction, actions: Mask, episode_tokens: PerRow, total: Totals) -> PerToken:
     """The weight of each token's term, float64 [N T], zero for tokens that are no actions.
 
     token: 1 / total tokens (DAPO, arXiv 2503.14476, eq. 8). sequence: 1 / (tokens of its episode * episodes), the mean
@@ -59,6 +58,6 @@ def weights(
     return per_row[:, None] * actions
 
 
-def masked_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, ""]:
+def masked_mean(values: PerToken, mask: Mask) -> Float[Tensor, ""]:
     """Mean over the True entries of the mask; 0 if there are none."""
     return (values * mask).sum() / mask.sum().clamp(min=1)

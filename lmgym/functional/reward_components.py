@@ -1,19 +1,20 @@
 """Scores of several reward components: each is normalised separately before they are summed."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.functional.advantages import deviation, first_rows, group_centred
+from lmgym.functional.shapes import PerRow, RowIds
 
 
 def gdpo_advantages(
     components: Float[Tensor, "N P"],
     weights: Float[Tensor, " P"],
-    episode: Int[Tensor, " N"],
-    group: Int[Tensor, " N"],
+    episode: RowIds,
+    group: RowIds,
     epsilon: float = 1e-4,
-) -> Float[Tensor, " N"]:
+) -> PerRow:
     """S / (deviation of S in the batch + epsilon), where S = sum_k w_k (r_k - mean r_k) / (deviation r_k + epsilon).
 
     Mean and deviation of a component are those of the group (GDPO, arXiv 2601.05242, section 3): so its influence

@@ -1,11 +1,13 @@
 """Scores of the steps of answers: where a step ends, and what the value function says there. A step is a turn."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
+from lmgym.functional.shapes import Mask, PerRow, PerToken, TokenIds
 
-def step_ends(actions: Bool[Tensor, "N T"], turn: Int[Tensor, "N T"]) -> Bool[Tensor, "N T"]:
+
+def step_ends(actions: Mask, turn: TokenIds) -> Mask:
     """The last action of each turn of each row.
 
     Example: a prompt of one token, a step of two tokens and one of one
@@ -17,9 +19,7 @@ def step_ends(actions: Bool[Tensor, "N T"], turn: Int[Tensor, "N T"]) -> Bool[Te
     return actions & ~follows
 
 
-def values_after(
-    values: Float[Tensor, "N T"], last_values: Float[Tensor, " N"], actions: Bool[Tensor, "N T"]
-) -> Float[Tensor, "N T"]:
+def values_after(values: PerToken, last_values: PerRow, actions: Mask) -> PerToken:
     """The value of the state after each token, for rows whose actions stand side by side: that of the state before the
     next action, and `last_values` after a row's last one. Zero, or without meaning, elsewhere.
 

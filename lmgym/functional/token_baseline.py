@@ -1,16 +1,12 @@
 """A baseline for each token of a group's answers (the optimal token baseline, arXiv 2602.07078)."""
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from lmgym.functional.advantages import episode_steps, first_rows, scatter_steps
-from lmgym.functional.group_advantages import mixed_groups
+from lmgym.functional.advantages import episode_steps, first_rows, mixed_groups, scatter_steps
+from lmgym.functional.shapes import Mask, PerRow, PerToken, RowIds
 
 
-def squared_logit_gradient(
-    logprobs: Float[Tensor, "N T"], squared_probabilities: Float[Tensor, "N T"]
-) -> Float[Tensor, "N T"]:
+def squared_logit_gradient(logprobs: PerToken, squared_probabilities: PerToken) -> PerToken:
     """|d log pi(y) / d logits|^2 = 1 - 2 pi(y) + sum over the vocabulary of pi(v)^2 (arXiv 2602.07078).
 
     `logprobs` are those of the sampled tokens, in nats. Between 0, where the sampled token is certain, and 2.
@@ -23,12 +19,8 @@ def squared_logit_gradient(
 
 
 def optimal_token_advantages(
-    score: Float[Tensor, " N"],
-    squares: Float[Tensor, "N T"],
-    actions: Bool[Tensor, "N T"],
-    episode: Int[Tensor, " N"],
-    group: Int[Tensor, " N"],
-) -> Float[Tensor, "N T"]:
+    score: PerRow, squares: PerToken, actions: Mask, episode: RowIds, group: RowIds
+) -> PerToken:
     """A_t = R - B_t, B_t = sum of W_t R / sum of W_t over the group's answers that have a t-th token.
 
     W_t = sum of `squares` over an answer's tokens up to t, its squared gradient so far (`squared_logit_gradient`). This

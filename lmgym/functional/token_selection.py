@@ -1,13 +1,12 @@
 """Which tokens of a whole optimizer step train, or are penalised: quantiles and covariances over all of them."""
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from lmgym.functional.reductions import masked_mean
+from lmgym.functional.shapes import Mask, PerToken
 
 
-def top_quantile(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], share: float) -> Bool[Tensor, "N T"]:
+def top_quantile(values: PerToken, mask: Mask, share: float) -> Mask:
     """True on the `share` of the mask's entries with the largest values: those at or above the quantile 1 - share.
 
     The quantile interpolates between two values (as torch.quantile). Of entropies: the tokens at which an answer forks
@@ -26,9 +25,7 @@ def top_quantile(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], share:
     return (values.detach() >= threshold) & mask
 
 
-def covariances(
-    logprobs: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]
-) -> Float[Tensor, "N T"]:
+def covariances(logprobs: PerToken, advantages: PerToken, mask: Mask) -> PerToken:
     """(log pi - mean log pi) (A - mean A), means over the mask; zero elsewhere (arXiv 2505.22617).
 
     Tokens where it is large, likely ones with a large advantage, are those that lower the entropy.
@@ -45,7 +42,7 @@ def share_of(count: int, share: float) -> int:
     return max(int(share * count), 1)
 
 
-def largest(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], share: float) -> Bool[Tensor, "N T"]:
+def largest(values: PerToken, mask: Mask, share: float) -> Mask:
     """True on the `share` of the mask's entries with the largest values, one at least.
 
     Example: largest(torch.tensor([[.1, .9, .5]]), torch.ones(1, 3).bool(), 0.5) -> tensor([[False,  True, False]])

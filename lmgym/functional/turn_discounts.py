@@ -5,15 +5,14 @@ them (a calculator's result in the middle of a line). Two turns are two steps, e
 """
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lmgym.functional.advantages import episode_steps, scatter_steps, sums
+from lmgym.functional.shapes import Mask, PerRow, PerToken, RowIds, TokenIds
 
 
-def turn_lengths(
-    actions: Bool[Tensor, "N T"], turn: Int[Tensor, "N T"], episode: Int[Tensor, " N"]
-) -> Float[Tensor, "N T"]:
+def turn_lengths(actions: Mask, turn: TokenIds, episode: RowIds) -> PerToken:
     """Number of actions in each action's turn, zero elsewhere.
 
     Example: turns of two actions and of one:
@@ -25,9 +24,7 @@ def turn_lengths(
     return counts[number] * actions
 
 
-def longest_turns(
-    actions: Bool[Tensor, "N T"], turn: Int[Tensor, "N T"], episode: Int[Tensor, " N"]
-) -> Float[Tensor, " N"]:
+def longest_turns(actions: Mask, turn: TokenIds, episode: RowIds) -> PerRow:
     """Number of actions in the longest turn of each row's episode.
 
     Example: turns of two actions and of one, in a row each:
@@ -39,13 +36,7 @@ def longest_turns(
     return own.new_zeros(len(numbers)).scatter_reduce(0, inverse, own, "amax")[inverse]
 
 
-def turn_returns(
-    rewards: Float[Tensor, "N T"],
-    actions: Bool[Tensor, "N T"],
-    turn: Int[Tensor, "N T"],
-    episode: Int[Tensor, " N"],
-    gamma: float,
-) -> Float[Tensor, "N T"]:
+def turn_returns(rewards: PerToken, actions: Mask, turn: TokenIds, episode: RowIds, gamma: float) -> PerToken:
     """G_k = r_k + gamma * G_{k+1} over the turns of an episode, on each action of turn k; zero elsewhere.
 
     Stepwise returns (LLM_RL; Sutton & Barto 2018, eq. 3.9, with a turn as the step): only the step from one turn to
@@ -76,13 +67,7 @@ def per_turn(turn: Int[Tensor, "E L"], factor: float, dtype: torch.dtype = torch
     return torch.ones(turn.shape, dtype=dtype, device=turn.device).masked_fill(ends, factor)
 
 
-def turn_means(
-    returns: Float[Tensor, "N T"],
-    actions: Bool[Tensor, "N T"],
-    turn: Int[Tensor, "N T"],
-    episode: Int[Tensor, " N"],
-    group: Int[Tensor, " N"],
-) -> Float[Tensor, " N"]:
+def turn_means(returns: PerToken, actions: Mask, turn: TokenIds, episode: RowIds, group: RowIds) -> PerRow:
     """Mean return of the turns of each row's group. A turn counts once, with the return of its first action.
 
     If all returns of a group are equal, the mean is exactly that number, so that returns minus mean are zero.
@@ -103,7 +88,7 @@ def turn_means(
     return (least + above / counts)[inverse]
 
 
-def _turn_of_episode(turn: Int[Tensor, "N T"], episode: Int[Tensor, " N"]) -> Int[Tensor, "N T"]:
+def _turn_of_episode(turn: TokenIds, episode: RowIds) -> TokenIds:
     """A number for each turn of each episode, different between episodes."""
     inverse: Tensor = torch.unique(episode, return_inverse=True)[1]
     return inverse[:, None] * (turn.max() + 1) + turn

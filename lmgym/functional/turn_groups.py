@@ -5,21 +5,22 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lmgym.functional.advantages import episode_steps, scatter_steps, sums
+from lmgym.functional.shapes import Mask, PerToken, RowIds, TokenIds
 
 
 def turn_group_advantages(
-    returns: Float[Tensor, "N T"],
-    tokens: Int[Tensor, "N T"],
-    actions: Bool[Tensor, "N T"],
-    turn: Int[Tensor, "N T"],
-    episode: Int[Tensor, " N"],
-    group: Int[Tensor, " N"],
+    returns: PerToken,
+    tokens: TokenIds,
+    actions: Mask,
+    turn: TokenIds,
+    episode: RowIds,
+    group: RowIds,
     source: Int[Tensor, "N S"] | None = None,
     scaled: bool = False,
     epsilon: float = 1e-4,
     history: int = 0,
     power: float = 1.0,
-) -> Float[Tensor, "N T"]:
+) -> PerToken:
     """On each action the return of its turn, less the mean of the group's turns that answered the same text.
 
     GiGPO's step-relative advantage (arXiv 2505.10978): an inner group are the turns of one group whose observation, the

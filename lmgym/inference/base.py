@@ -199,10 +199,7 @@ class Engine(Protocol[PolicyT]):
         """The number of answers that are decoded at once."""
 
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        ended: Callable[[int, list[int]], None] | None = None,
+        self, requests: Sequence[Request], sampling: Sampling, ended: Callable[[int, list[int]], None] | None = None
     ) -> list[Completion]:
         """One completion per request. An engine may call `ended` with index and ids of each answer when that ends."""
 

@@ -10,10 +10,7 @@ class ConversationCache:
     """A slot for each conversation, in caches that outlive a call of `generate` (one cache for each model that reads).
 
     The first slots, as many as are decoded at once, belong to the running call. To use one of them for another
-    conversation, its contents are swapped with a slot behind them.
-
-    Example: cache.cached_length(7, prompt_ids) -> 41, the tokens of the prompt that need not be computed again
-    """
+    conversation, its contents are swapped with a slot behind them."""
 
     def __init__(self) -> None:
         self.clear()

@@ -76,24 +76,21 @@ class Decoder:
     def finish(self) -> list[Completion]:
         """Decode all requests; returns one completion for each, in order."""
         try:
-            self._decode_all()
+            if self.policy.encoder_decoder:
+                # Sources of similar length together: little padding in the encoder and the cross-attention.
+                order = sorted(range(len(self.requests)), key=lambda request: len(self.requests[request].source_ids))
+                self._decode_blocks(order, EncoderDecoderReader)
+            elif all(policy.fast for policy in self.policies):
+                self._decode()
+            else:
+                by_length: dict[int, list[int]] = {}
+                for index, request in enumerate(self.requests):
+                    by_length.setdefault(len(request.prompt_ids), []).append(index)
+                for indices in by_length.values():
+                    self._decode_blocks(indices, PlainReader)
         finally:
             self.linear_layers.release()
         return self.answers.completions()
-
-    def _decode_all(self) -> None:
-        if self.policy.encoder_decoder:
-            # Sources of similar length together: little padding in the encoder and the cross-attention.
-            order = sorted(range(len(self.requests)), key=lambda request: len(self.requests[request].source_ids))
-            self._decode_blocks(order, EncoderDecoderReader)
-        elif all(policy.fast for policy in self.policies):
-            self._decode()
-        else:
-            by_length: dict[int, list[int]] = {}
-            for index, request in enumerate(self.requests):
-                by_length.setdefault(len(request.prompt_ids), []).append(index)
-            for indices in by_length.values():
-                self._decode_blocks(indices, PlainReader)
 
     def _decode(self) -> None:
         """Decode with lmgym's own caches: admit waiting requests, drop unused slots, one token for each live slot."""
@@ -146,11 +143,16 @@ class Decoder:
             live.request[slot] = request
             live.lengths[slot] = 0 if shared else len(self.requests[request].prompt_ids)
         # 2. New prompts: each distinct one is prefilled once, for all requests that have it.
-        cached = {request: self._cached_length(request) for request in requests}
+        prompt_of = {request: self.requests[request].prompt_ids for request in requests}
+        cached = dict.fromkeys(requests, 0)  # tokens of each prompt whose keys and values are cached
+        if self.conversing:
+            for request in requests:
+                conversation = self.requests[request].conversation
+                cached[request] = self.conversations.cached_length(conversation, prompt_of[request])
         requests_with: dict[tuple[int, ...], list[int]] = {}
         for request in requests:
             if not cached[request]:
-                requests_with.setdefault(self.requests[request].prompt_ids, []).append(request)
+                requests_with.setdefault(prompt_of[request], []).append(request)
                 if (conversation := self.requests[request].conversation) is not None:
                     self.conversations.record(conversation, ())
         for chunk in _chunks(list(requests_with), self.policy.tokens_per_forward):
@@ -158,17 +160,10 @@ class Decoder:
             self._prefill(slots_with, live, caches)
         # 3. Later turns of cached conversations: only the tokens after the cached ones.
         continued = sorted((request for request in requests if cached[request]), key=lambda request: slot_of[request])
-        new_tokens = [self.requests[request].prompt_ids[cached[request] :] for request in continued]
-        done = 0
+        new_tokens = [prompt_of[request][cached[request] :] for request in continued]
+        slots_left = iter([slot_of[request] for request in continued])
         for chunk in _chunks(new_tokens, self.policy.tokens_per_forward):
-            chosen = continued[done : done + len(chunk)]
-            self._extend(chunk, [slot_of[request] for request in chosen], live, caches)
-            done += len(chunk)
-
-    def _cached_length(self, index: int) -> int:
-        """Tokens of a request's prompt whose keys and values are cached."""
-        request = self.requests[index]
-        return self.conversations.cached_length(request.conversation, request.prompt_ids) if self.conversing else 0
+            self._extend(chunk, [next(slots_left) for _ in chunk], live, caches)
 
     def _prefill(
         self, prompts: list[tuple[tuple[int, ...], list[int]]], live: LiveSlots, caches: list[KeyValueCache]

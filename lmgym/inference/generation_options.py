@@ -49,8 +49,7 @@ ELSEWHERE = {  # keys of GenerationConfig that have a place of their own in a re
 
 def checked(generation: Mapping[str, Any], temperature: float) -> dict[str, Any]:
     """The keys and values of `evaluation.generation`, as GenerationConfig wants them. Raises LmgymError for an unknown
-    key or a wrong value, and for one that would have no effect.
-    Example: checked({"num_beams": 4, "length_penalty": "0.6"}, 0.0) -> {"num_beams": 4, "length_penalty": 0.6}"""
+    key or a wrong value, and for one that would have no effect."""
     values = {}
     for key, value in generation.items():
         if key in ELSEWHERE:

@@ -24,10 +24,7 @@ class PlainReader:
     All prompts of a block have one length, because padding would be wrong for recurrent models and some position
     encodings. A model without a usable cache computes all tokens again at each step. Each token's position is given,
     because caches with recurrent layers do not always know how much they have read. Finished answers stay in the block
-    and get padding tokens, because rows cannot be removed from every kind of recurrent state.
-
-    Example: PlainReader(policy, requests).step(None).argmax(-1)
-    """
+    and get padding tokens, because rows cannot be removed from every kind of recurrent state."""
 
     def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
         self.policy, self.model, self.cache = policy, policy.model, None
@@ -48,8 +45,7 @@ class PlainReader:
 
 class EncoderDecoderReader:
     """An encoder-decoder LM. A distinct source is encoded once, and its first decoder step, which fills the
-    cross-attention cache, runs once; its answers then get copies. `keep` removes finished answers.
-    Example: EncoderDecoderReader(policy, requests).step(None).argmax(-1)"""
+    cross-attention cache, runs once; its answers then get copies. `keep` removes finished answers."""
 
     def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
         self.policy, self.model = policy, policy.model

@@ -44,16 +44,10 @@ def generate(policy: Policy, requests: Sequence[Request], decoding: Decoding, ro
         except ValueError as error:
             raise LmgymError(f"evaluation.generation: {' '.join(str(error).split())[:300]}") from error
         for request, ids in zip(block, output[:, start:].tolist(), strict=True):
-            _take(answers, request, ids)
+            for token in ids:
+                if not answers.stops[request]:  # behind the end there is padding
+                    answers.add(request, token)
     return answers.completions()
-
-
-def _take(answers: Answers, request: int, ids: list[int]) -> None:
-    """Store an answer up to its end, without the padding after it."""
-    for token in ids:
-        if answers.stops[request]:
-            return
-        answers.add(request, token)
 
 
 def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows: int) -> list[list[int]]:

@@ -6,7 +6,6 @@ differ by more than rounding explains, lmgym calls this model wrongly, and the r
 formula of the bound and a table of all families.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -35,9 +34,7 @@ T = TypeVar("T")
 class Proof:
     """The gaps of what was sampled and of what was scored to what the model itself says, and the bound on both.
 
-    Example:
-        >>> proof = prove(policy, Sampler(policy)); proof.bound.mean, proof.holds
-        (1.4e-05, True)
+    Example: proof = prove(policy, Sampler(policy)); proof.bound.mean, proof.holds -> (1.4e-05, True)
     """
 
     family: str
@@ -114,8 +111,7 @@ def proofs_of(
     proofs = []
     own = next(policy.model.parameters()).dtype
     if policy.compute != own:
-        precise = copy.copy(policy)
-        precise.compute = own
+        precise = policy.but(compute=own)
         proofs.append(prove(precise, make_engine(precise), most))
     return [*proofs, prove(policy, engine, most)]
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register
 from lmgym.distributed.parts import whole
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.completions import check_memory, check_request
@@ -23,7 +22,6 @@ from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
 
-@register("engine", "sampler")
 class Sampler:
     """Decodes up to `rows` answers at once.
 
@@ -65,10 +63,9 @@ class Sampler:
             return
         if self._copy is None:
             self._copy = copies.sampling(policy)
-        else:
-            with torch.no_grad():
-                for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
-                    ours.copy_(whole(theirs))
+        with torch.no_grad():
+            for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
+                ours.copy_(policy.computed(theirs) if shared else whole(theirs))
         if policy.prepacked and policy.device.type == "cpu" and onednn_linear.available():
             onednn_linear.lay_out(self._copy.model)
 
@@ -91,10 +88,7 @@ class Sampler:
 
     @torch.no_grad()
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        ended: Callable[[int, list[int]], None] | None = None,
+        self, requests: Sequence[Request], sampling: Sampling, ended: Callable[[int, list[int]], None] | None = None
     ) -> list[Completion]:
         """One completion per request, in order. `ended` is called with index and ids of an answer when it ends. Raises
         LmgymError for a prompt that leaves no room for an answer, and for sampling settings that do not fit the

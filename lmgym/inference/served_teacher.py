@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from lmgym.algorithms.requirements import ServedTeacher
 from lmgym.batch import Batch, PolicyOutputs, TopLogprobs
-from lmgym.core.endpoint import Endpoint, EndpointError, ask, check_address, give_up, read_key, start_of
+from lmgym.core.endpoint import Endpoint, EndpointError, ask, check_address, give_up, in_threads, read_key, start_of
 from lmgym.core.errors import LmgymError, represent
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import with_rest
@@ -101,7 +100,7 @@ class EndpointTeacher:
         self._check_lengths(distinct)
         # 2. Each rank asks for some of the rows, a few at a time.
         own = self.ranks.shares(distinct, [len(row) for row in distinct])[self.ranks.rank]
-        said = dict(zip(own, self._ask_all(own), strict=True))
+        said = dict(zip(own, in_threads(self._ask_row, own, self.served.concurrency), strict=True))
         # 3. The actions, row by row; zeros where another rank knows.
         count, start = sum(map(len, places)), 0
         ids, logprobs = torch.zeros(count, self.served.top_k, dtype=torch.int32), torch.zeros(count, self.served.top_k)
@@ -124,15 +123,6 @@ class EndpointTeacher:
                 f"{OWNER}: prompt and answer have {longest} tokens, and {self.endpoint.base_url} reads {self.context}; "
                 "start it with a larger --max-model-len, or lower sampling.max_new_tokens"
             )
-
-    def _ask_all(self, rows: Sequence[Ids]) -> list[tuple[Tensor, Tensor]]:
-        with ThreadPoolExecutor(max_workers=min(self.served.concurrency, max(1, len(rows)))) as pool:
-            futures = [pool.submit(self._ask_row, row) for row in rows]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:  # after one failure the requests that still wait are not sent
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
 
     def _ask_row(self, row: Ids, retries: int | None = None) -> tuple[Tensor, Tensor]:
         """The most likely tokens [L-1 K] at all tokens of a row but the first, and their log-probabilities."""

@@ -3,10 +3,11 @@
 import json
 import math
 import textwrap
-import unicodedata
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
+
+from rich.cells import cell_len
 
 from lmgym.core.visible import escaped, visible
 
@@ -65,17 +66,16 @@ def table_lines(
         ([], [['  metric: reward', '    after: 0.412']])
     """
     cells = [list(map(visible, row)) for row in rows]
-    longest = [max((cell_width(row[place]) for row in cells), default=0) for place in range(len(headings))]
-    words = [max(map(cell_width, heading.split()), default=0) for heading in headings]
-    whole = [max(pair) for pair in zip(longest, map(cell_width, headings), strict=True)]
+    longest = [max((cell_len(row[place]) for row in cells), default=0) for place in range(len(headings))]
+    words = [max(map(cell_len, heading.split()), default=0) for heading in headings]
+    whole = [max(pair) for pair in zip(longest, map(cell_len, headings), strict=True)]
     narrow = [max(pair) for pair in zip(longest, words, strict=True)]
     for widths, gap in ((whole, 3), (narrow, 3), (narrow, 2)):
         total = sum(widths) + gap * (len(widths) - 1)
         if columns is None or 2 + total <= columns:
             wrapped = [textwrap.wrap(heading, width) or [""] for heading, width in zip(headings, widths, strict=True)]
-            heads = [*zip_longest(*(lines[::-1] for lines in wrapped), fillvalue="")][
-                ::-1
-            ]  # their last lines are level
+            upwards = zip_longest(*(lines[::-1] for lines in wrapped), fillvalue="")  # their last lines are level
+            heads = [*upwards][::-1]
             head = [*(_joined(line, widths, gap) for line in heads), " " + "─" * (total + 1)]
             return head, [[_joined(row, widths, gap)] for row in cells]
     lists = [[f"{heading}: {cell}" for heading, cell in zip(headings, row, strict=True)] for row in cells]
@@ -85,20 +85,12 @@ def table_lines(
 def _packed(fields: Sequence[str], columns: int) -> list[str]:
     """The fields of a list, indented: on one line if that fits, else on a line each."""
     together = "    " + "   ".join(fields)
-    return [together] if fields and cell_width(together) <= columns else [f"    {field}" for field in fields]
+    return [together] if fields and cell_len(together) <= columns else [f"    {field}" for field in fields]
 
 
 def _joined(cells: Sequence[str], widths: Sequence[int], gap: int) -> str:
-    padded = (cell + " " * (width - cell_width(cell)) for cell, width in zip(cells, widths, strict=True))
+    padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True))
     return ("  " + (" " * gap).join(padded)).rstrip()
-
-
-def cell_width(text: str) -> int:
-    """The number of columns that a text takes on a terminal: two for each wide character, as of Chinese, none for a
-    mark on another character."""
-    return sum(
-        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text
-    )
 
 
 def duration(seconds: float | None) -> str:
@@ -146,6 +138,14 @@ def json_text(tree: Any) -> str:
     """A tree of plain values as the text of a JSON file. NaN and infinity, which JSON lacks, become null; characters
     that cannot be seen, and halves of surrogate pairs, which UTF-8 lacks, are escapes."""
     return escaped(json.dumps(_finite(tree), indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
+
+
+def json_bytes(tree: Any) -> bytes:
+    """A tree as compact JSON of ASCII; NaN and infinity become null."""
+    try:
+        return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:
+        return json.dumps(_finite(tree), separators=(",", ":")).encode()
 
 
 def _finite(value: Any) -> Any:

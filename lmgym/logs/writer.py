@@ -1,9 +1,10 @@
 """The records in a run folder, metrics.jsonl, rollouts.jsonl and timings.jsonl: one JSON object per line; sinks on
 request.
 
-A record is a flat dictionary with "kind" ("train", "evaluation", "resume" or "data"), "stage" and "step", both counted from 0.
-With them a resumed run can drop the records of steps that it repeats (rewind.py). The train record of step s describes
-the update of the policy from version s to s + 1; the evaluation record of step s describes the policy after s updates;
+A record is a flat dictionary with "kind" ("train", "evaluation", "resume" or "data"), "stage" and "step", both counted
+from 0. With them a resumed run can drop the records of steps that it repeats (rewind.py). The train record of step s
+describes the update of the policy from version s to s + 1; the evaluation record of step s describes the policy after s
+updates;
 a resume record says what was no longer the same when the run went on after s updates.
 """
 
@@ -65,7 +66,7 @@ class Writer:
         with disk_errors(self.folder):
             make_folder(self.folder)
         self.counts: dict[str, int] = {}
-        self._files = {}
+        self._files: dict[str, Any] = {}
         for name in FILES:
             self._files[name], self.counts[name] = _open(self.folder / name)
         with disk_errors(self.folder):
@@ -75,7 +76,9 @@ class Writer:
         if names:  # they count steps through all stages, so a resumed run needs the earlier records
             for record in read_records(self.folder / METRICS):
                 self._clock.position(record)
-        self._sinks = {name: open_sink(name, self.folder, recipe or {}, self._clock.end) for name in names}
+        self._sinks: dict[str, Sink] = {
+            name: open_sink(name, self.folder, recipe or {}, self._clock.end) for name in names
+        }
         self._sent = _read_sent(self.folder / SENT)
         self._had = {name: dict(self._sent.get(name, {})) for name in names}  # when the run was opened
 
@@ -118,7 +121,8 @@ class Writer:
                 self._warn(f"{name} failed and gets nothing more ({describe(error)}); the run folder has all")
                 continue
             self._sent.setdefault(name, {})[what] = step
-            _write_sent(self.folder / SENT, self._sent)
+            with disk_errors(self.folder / SENT), replacing(self.folder / SENT, durable=False) as file:
+                file.write(f"{json.dumps(self._sent)}\n".encode())
 
     def sync(self) -> None:
         """Put all records on the disk: a checkpoint may count them only then."""
@@ -155,28 +159,11 @@ class NullWriter(Writer):
     """Writes nothing: for the ranks other than the first, which has the records of all."""
 
     def __init__(self) -> None:
+        self._files, self._sinks, self._clock = {}, {}, StepClock()
         self.counts = {}
 
-    def metrics(self, record: Record) -> None:
-        """Nothing."""
-
-    def rollouts(self, records: Iterable[Record]) -> None:
-        """Nothing."""
-
-    def timings(self, record: Record) -> None:
-        """Nothing."""
-
-    def answers(self, records: Iterable[Record]) -> None:
-        """Nothing."""
-
-    def finish(self, results: dict[str, float], plot: Path) -> None:
-        """Nothing."""
-
-    def sync(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
+    def _append(self, name: str, records: Iterable[Record]) -> None:
+        pass
 
 
 def read_records(path: Path) -> Iterator[Record]:
@@ -304,10 +291,6 @@ def _read_sent(path: Path) -> dict[str, dict[str, int]]:
     except (OSError, ValueError):
         return {}
     return sent
-
-
-def _write_sent(path: Path, sent: Mapping[str, Mapping[str, int]]) -> None:
-    replace_file(path, lambda file: file.write(f"{json.dumps(sent)}\n".encode()), durable=False)
 
 
 def _open(path: Path) -> tuple[Any, int]:

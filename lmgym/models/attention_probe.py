@@ -32,10 +32,7 @@ MISTAKES = (NameError, AttributeError, ImportError, KeyError, TypeError)  # if a
 
 def attention_rules(model: PreTrainedModel) -> tuple[Rule, ...]:
     """The rule of each layer of a causal model: a function of its class and configuration. Raises LmgymError, with a
-    reason that ends a sentence, if a layer computes something that lmgym's layouts cannot.
-
-    Example: of Gemma 2 with two layers: (Rule(window=4096, softcap=50.0), Rule(softcap=50.0))
-    """
+    reason that ends a sentence, if a layer computes something that lmgym's layouts cannot."""
     found: dict[int, list[Rule]] = {}
     ids = torch.tensor([[0, 1, 0]], device=model.device)
     try:
@@ -62,10 +59,7 @@ def is_own_mistake(error: Exception) -> bool:
 
     It is the model's if the model ran: then its traceback has a frame of torch's Module, or one that is neither torch's
     nor lmgym's. But a wrong name, attribute, key or call in a line of lmgym is lmgym's mistake wherever it ran, for
-    instance in the attention function that the model calls. An LmgymError is a reason, not a mistake.
-
-    Example: a NameError in packed.py is one; a RuntimeError about shapes in a model's forward pass is not
-    """
+    instance in the attention function that the model calls. An LmgymError is a reason, not a mistake."""
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, LmgymError) or not files:
         return False

@@ -58,12 +58,9 @@ def bound_of(policy: Computed, spread: float, most: float | None = None) -> Gap:
     variance = torch.finfo(torch.float32).eps ** 2 * (additions + policy.vocabulary)
     variance = (variance + torch.finfo(policy.compute).eps ** 2 * layers) / 12
     mean = most or FACTOR * max(1.0, spread) * math.sqrt(variance)
-    return Gap(mean, math.inf if is_mixture(policy.model) else TAIL * mean)
-
-
-def is_mixture(model: nn.Module) -> bool:
-    """True if the model is a mixture of experts: a module of it is named so."""
-    return any("expert" in f"{name} {type(module).__name__}".lower() for name, module in model.named_modules())
+    modules = policy.model.named_modules()
+    mixture = any("expert" in f"{name} {type(module).__name__}".lower() for name, module in modules)
+    return Gap(mean, math.inf if mixture else TAIL * mean)
 
 
 def _rounding_steps(model: nn.Module) -> tuple[int, int]:

@@ -73,12 +73,7 @@ MODELS = {
 
 
 def is_builtin(name: str) -> bool:
-    """True if the name of a model or tokenizer begins with "builtin:". (`builtin_model` refuses unknown ones.)
-
-    Example:
-        >>> is_builtin("builtin:tiny_t5"), is_builtin("gpt2")
-        (True, False)
-    """
+    """True if the name of a model or tokenizer begins with "builtin:". (`builtin_model` refuses unknown ones.)"""
     return name.startswith(PREFIX)
 
 
@@ -90,11 +85,7 @@ def builtin_model(
     builtin:tiny is a Llama, builtin:tiny_gpt2 a GPT-2, builtin:tiny_t5 a T5, builtin:tiny_bart a BART, all with random
     weights. builtin:sums is the Llama after training on sums (recipes/sums.yaml): it continues "37 + 45\nAnswer:".
     `architecture` sets fields of the model's transformers configuration. Raises LmgymError for an unknown name, an
-    unknown field, and values that do not fit together or not to trained weights.
-
-    Example:
-        >>> builtin_model("builtin:tiny_gpt2", builtin_tokenizer("builtin:numbers"), {"n_embd": 32}, seed=0)
-    """
+    unknown field, and values that do not fit together or not to trained weights."""
     if name not in MODELS:
         raise LmgymError(f"policy.model: there is no '{name}'; {suggest(name, MODELS)}")
     family = MODELS[name]
@@ -143,12 +134,7 @@ def _check_runs(model: PreTrainedModel) -> None:
 
 
 def builtin_tokenizer(name: str = "builtin:bytes") -> PreTrainedTokenizerFast:
-    """The tokenizer builtin:bytes or builtin:numbers; LmgymError for another name.
-
-    Example:
-        >>> builtin_tokenizer("builtin:numbers")("7 99")["input_ids"]
-        [1, 10, 102]
-    """
+    """The tokenizer builtin:bytes or builtin:numbers; LmgymError for another name."""
     if name not in TOKENIZERS:
         raise LmgymError(f"policy.tokenizer: there is no '{name}'; {suggest(name, TOKENIZERS)}")
     return TOKENIZERS[name]()
@@ -169,12 +155,7 @@ class NumberTokenizer(PreTrainedTokenizerFast):
     """A tokenizer of the numbers 0 to 99 (ids 3 to 102), separated by white space; ids 0 pad, 1 BOS, 2 EOS.
 
     Decoding joins them with single spaces. Encoding any other word raises LmgymError. (A tokenizer that was saved and
-    loaded again is transformers' own class with the same ids, and raises another error.)
-
-    Example:
-        >>> number_tokenizer().decode([10, 102])
-        '7 99'
-    """
+    loaded again is transformers' own class with the same ids, and raises another error.)"""
 
     def _encode_plus(self, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -53,12 +53,11 @@ def gathered(policy: Policy) -> Policy | None:
     critic = None if policy.critic is None else gathered(policy.critic)
     if model is None:
         return None
-    other = policy.with_model(model)
-    other.critic = critic
+    whole_head = None
     if head is not None:
-        other.value_head = nn.Linear(head.shape[1], 1, bias=False)
-        other.value_head.weight.data = head.cpu()
-    return other
+        whole_head = nn.Linear(head.shape[1], 1, bias=False)
+        whole_head.weight.data = head.cpu()
+    return policy.with_model(model, critic=critic, value_head=whole_head)
 
 
 def _whole_model(policy: Policy) -> PreTrainedModel:

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from lmgym.distributed.parts import mesh_of
 from lmgym.models import copies
 from lmgym.models.policy import Policy
+from lmgym.models.rounding import RoundedWeights
 from lmgym.models.sharding import shard_module, shard_policy
 
 
@@ -16,26 +17,25 @@ def value_head(size: int, like: Tensor) -> nn.Linear:
     return head
 
 
-def add_critic(policy: Policy, separate: bool) -> None:
-    """Give the policy a value function, unless it has one already (from an earlier stage or a checkpoint).
+def with_critic(policy: Policy, separate: bool) -> Policy:
+    """The policy with a value function; itself if it has one already (from an earlier stage or a checkpoint).
 
     separate=False: a value head on the policy's own hidden states. separate=True: a trainable copy of the model with a
     value head of its own, in `policy.critic`.
 
     Example:
-        >>> add_critic(policy, separate=False)
-        >>> policy.compute_logprobs(batch, values=True).values
+        >>> with_critic(policy, separate=False).compute_logprobs(batch, values=True).values
     """
     if policy.has_critic:
-        return
+        return policy
     if separate:
-        policy.critic = copies.trainable(policy)
-        add_critic(policy.critic, separate=False)
-        if policy.skeleton is not None:
-            shard_policy(policy.critic, policy.ranks)
-        return
+        critic = with_critic(copies.trainable(policy), separate=False)
+        if policy.rounded is not None:
+            critic = critic.but(rounded=RoundedWeights(critic.model, policy.rounded.seed))
+        return policy.but(critic=critic if policy.skeleton is None else shard_policy(critic, policy.ranks))
     # Preferably like a parameter that trains: the weights of a quantized base are packed, its adapters are not.
     like = next(iter([*policy.parameters(), *policy.model.parameters()]))
-    policy.value_head = value_head(policy.hidden_size, like)
+    head = value_head(policy.hidden_size, like)
     if policy.skeleton is not None:
-        shard_module(policy.value_head, mesh_of(policy.ranks, policy.device.type))
+        shard_module(head, mesh_of(policy.ranks, policy.device.type))
+    return policy.but(value_head=head)

@@ -15,12 +15,7 @@ def is_model_class(thing: Any) -> bool:
 def make_known(cls: type[PreTrainedModel]) -> None:
     """Register a model class, so that `policy.model` may name a folder whose config.json has the class's model_type.
 
-    Raises LmgymError for a class without a configuration class, or with a model_type that transformers already has.
-
-    Example: a causal model
-        >>> make_known(MyModel)     # MyModel.config_class = MyConfig, MyConfig.model_type = "my_model"
-        >>> MyModel(MyConfig()).save_pretrained("models/mine")     # and a tokenizer beside it
-    """
+    Raises LmgymError for a class without a configuration class, or with a model_type that transformers already has."""
     config: Any = getattr(cls, "config_class", None)
     model_type = getattr(config, "model_type", "")
     if not model_type:

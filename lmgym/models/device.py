@@ -21,10 +21,7 @@ def prepare_process(threads: int) -> None:
     A step frees its tensors and allocates as many again. glibc gives the free end of the heap back to the system each
     time, which then has to clear every page again. Up to 256 MiB stay here instead; tensors of more than 32 MiB are
     still given back at once. No result depends on it. Settings of glibc in the environment win; other systems have
-    none.
-
-    Example: prepare_process(2)
-    """
+    none."""
     torch.set_num_threads(threads)
     chosen = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if platform.libc_ver()[0] == "glibc" and not chosen:
@@ -75,24 +72,14 @@ def bf16_speedup(size: int = 512, repeats: int = 5) -> float:
 
 
 def choose_tokens_per_forward(wanted: int | None, kind: str) -> int:
-    """The limit on the tokens of a forward pass, for a `kind` of device. On a CPU more are not faster (docs/log.md).
-
-    Example:
-        >>> choose_tokens_per_forward(None, "cpu"), choose_tokens_per_forward(None, "cuda")
-        (4096, 16384)
-    """
+    """The limit on the tokens of a forward pass, for a `kind` of device. On a CPU more are not faster (docs/log.md)."""
     if wanted is not None:
         return wanted
     return 4096 if kind == "cpu" else 16384
 
 
 def expected_device(device: str, compute: str, parameters: int) -> tuple[str, int]:
-    """The kind of device of a recipe, which this machine need not have, and the bytes per number in its forward pass.
-
-    Example:
-        >>> expected_device("cuda", "auto", 7_000_000_000)
-        ('cuda', 2)
-    """
+    """The kind of a recipe's device, which this machine need not have, and the bytes per number in a forward pass."""
     kind = choose_device("auto").type if device == "auto" else device
     if compute == "auto" and kind == "cuda":
         return kind, 2

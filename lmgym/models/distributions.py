@@ -80,25 +80,23 @@ def logprobs_of_states(
     head: Any = model.model.get_output_embeddings()
     renormalised = batch.sampling_mask is None or batch.sampling_mask.renormalised
     # The usual case, a plain linear head: the fused function.
-    fused = model.own_head is None and type(head) is nn.Linear and head.bias is None and renormalised
-    if states.logits is None and fused:
+    if states.logits is None and model.own_head is None and is_plain(head) and renormalised:
         hidden = states.hidden[: len(row)]
-        hidden = hidden if model.compute == head.weight.dtype else hidden.to(model.compute)
-        bias = getattr(model.model, "final_logits_bias", None)
+        weight, computed = model.head_weights
+        hidden = hidden if model.compute == weight.dtype else hidden.to(model.compute)
 
         def adjust(logits: Tensor, part: slice) -> Tensor:
             return action_logits(logits, batch, row[part], column[part])
 
         scale = 1.0 if batch.temperature == 0 else 1 / batch.temperature
-        targets = batch.tokens[row, column]
-        bias = None if bias is None else bias.flatten()
         return FusedLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-            hidden, whole(head.weight), bias, targets, adjust, scale, entropy, model.head_chunk, logprob_gradient,
-            model.onednn,
+            hidden, weight, bias_of(model), batch.tokens[row, column], adjust, scale, entropy,
+            model.head_chunk, logprob_gradient, model.onednn, computed,
         )  # fmt: skip
 
     def chunk_logprobs(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-        return logprobs_of_logits(model.head(hidden), batch, row, column, entropy)
+        with model.rounded_weights():  # in backward too
+            return logprobs_of_logits(model.head(hidden), batch, row, column, entropy)
 
     # Any other head: autograd over the chunks, which are computed again in backward if there are several.
     chunks = []
@@ -114,6 +112,17 @@ def logprobs_of_states(
     return torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks])
 
 
+def is_plain(head: Any) -> bool:
+    """A linear map without bias or adapters."""
+    return type(head) is nn.Linear and head.bias is None
+
+
+def bias_of(model: ScoringModel) -> Tensor | None:
+    """What BART's family adds to its logits; zeros in most checkpoints."""
+    bias = getattr(model.model, "final_logits_bias", None)
+    return None if bias is None else bias.flatten()
+
+
 @torch.no_grad()
 def squared_probabilities_of(
     model: ScoringModel, batch: Batch, states: States, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
@@ -124,11 +133,10 @@ def squared_probabilities_of(
     at once. 1 for a distribution that is certain, 1 / V for one that is uniform.
     """
     head: Any = model.model.get_output_embeddings()
-    plain = model.own_head is None and type(head) is nn.Linear and head.bias is None
+    plain = model.own_head is None and is_plain(head)
     # Once for all chunks: ranks that share the head's weights may have different numbers of chunks.
     weight = whole(head.weight).to(model.compute) if plain and states.logits is None else None
-    bias = getattr(model.model, "final_logits_bias", None)
-    found = []
+    bias, found = bias_of(model), []
     for part in torch.arange(len(row), device=model.device).split(model.head_chunk):
         if states.logits is not None:
             logits = states.logits[part]

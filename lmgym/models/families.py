@@ -52,10 +52,7 @@ def context_length(model: PreTrainedModel) -> int | None:
     """The tokens of the longest row that the model can read (of an encoder-decoder, each half); None without a limit.
 
     With LongRoPE (arXiv 2402.13753; Phi-3, Phi-4) it is the context before the extension: the frequencies of all rows
-    of a forward pass change when its longest row is longer, so a row's result would depend on the others.
-
-    Example: 512 for a RoBERTa with max_position_embeddings: 514, whose positions begin at 2
-    """
+    of a forward pass change when its longest row is longer, so a row's result would depend on the others."""
     config: Any = model.config.get_text_config(decoder=True)
     named = [getattr(config, name, None) for name in CONTEXT_KEYS]
     limits = [value for value in named if isinstance(value, int) and value > 0]  # XLNet's -1 means none
@@ -73,8 +70,7 @@ def _longrope_limits(config: Any) -> list[int]:
 
 def default_decoder_start(model: PreTrainedModel) -> tuple[int, ...]:
     """The first tokens of an encoder-decoder's answers, as in `generate`: the start token and a forced BOS, if any.
-    Raises LmgymError if the model's configuration has no start token.
-    Example: default_decoder_start(t5) -> (0,)"""
+    Raises LmgymError if the model's configuration has no start token."""
     generation: Any = model.generation_config
     names = ("decoder_start_token_id", "bos_token_id")
     named = [getattr(holder, name, None) for holder in (generation, model.config) for name in names]

@@ -6,7 +6,6 @@ in packed rows and decoded with lmgym's cache, and must agree with the model's o
 rounding explains. If not, the model takes the plain path, and the reason is one sentence.
 """
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +21,7 @@ from lmgym.models.attention_probe import attention_rules, is_own_mistake, one_li
 from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.families import supports_fast_path, trunk_of
-from lmgym.models.policy import Policy
+from lmgym.models.policy import Policy, Route
 from lmgym.types import Episode, Example, Turn
 
 PROMPTS, ANSWERS = (9, 4), 2  # tokens of the trial's prompts, and answers to each
@@ -30,45 +29,36 @@ FIRST, NEXT, SECOND = 5, 4, 3  # tokens of the first answer, of the next prompt,
 LONGEST_WINDOW = 256  # rows are made longer than a window up to this; longer ones are known from the probe
 
 
-def choose_path(policy: Policy) -> Policy:
-    """Put a policy on its path: sets `fast`, and `rules` and `own_head` or `plain_because`. Returns the policy.
+def route_of(policy: Policy, tries: bool = True) -> Route:
+    """The forward passes for a policy's model; without `tries`, as when only listed families took the fast path.
 
     A pure function of the model: no random number moves, and its weights, modes and settings stay. An exception of the
     model's code means the plain path; one of lmgym's own code (`is_own_mistake`) is raised.
-    Example: choose_path(policy).plain_because
+    Example: route_of(policy).plain_because
     -> "1 of its 2 layers have no attention through transformers' attention interface"
     """
-    policy.rules, policy.own_head, policy.plain_because = (), None, ""
-    policy.fast = supports_fast_path(policy.model.config)
-    if policy.fast:
-        return policy
+    if supports_fast_path(policy.model.config):
+        return Route(fast=True)
     if policy.encoder_decoder:
-        policy.plain_because = "lmgym does not know what its LM head reads"
-        return policy
+        return Route(fast=False, plain_because="lmgym does not know what its LM head reads")
+    if not tries:
+        return Route(False, plain_because="the run began when lmgym did not try other families than those it lists")
     try:
         rules = attention_rules(policy.model)
-        policy.fast, policy.rules = True, rules if any(not rule.is_plain(2**62) for rule in rules) else ()
-        policy.own_head = _head_output(policy)
-        precise, batch = copy.copy(policy), trial_batch(policy)
-        precise.compute = next(policy.model.parameters()).dtype
+        rules = rules if any(not rule.is_plain(2**62) for rule in rules) else ()
+        fast = policy.but(fast=True, rules=rules, own_head=None)
+        fast = fast.but(own_head=_head_output(fast))
+        precise, batch = fast.but(compute=next(policy.model.parameters()).dtype), trial_batch(fast)
         own, spread = own_logprobs(precise, batch)
         _try(precise, batch, own, spread)  # where a mistake cannot hide behind rounding
-        if policy.compute != precise.compute:
-            _try(copies.sampling(policy), batch, own, spread)  # as answers are sampled
+        if fast.compute != precise.compute:
+            _try(copies.sampling(fast), batch, own, spread)  # as answers are sampled
     except Exception as error:  # of any kind: the code of a family that was not written for this
-        policy.fast, policy.rules, policy.own_head = False, (), None
         if is_own_mistake(error):
             raise
         known = isinstance(error, LmgymError)
-        policy.plain_because = str(error) if known else f"the fast path fails ({one_line(error)})"
-    return policy
-
-
-def leave_untried(policy: Policy) -> None:
-    """Put a policy whose family is not listed back on its plain path, without a trial's result."""
-    if policy.fast and not supports_fast_path(policy.model.config):
-        policy.fast, policy.rules, policy.own_head = False, (), None
-        policy.plain_because = "the run began when lmgym did not try other families than those it lists"
+        return Route(fast=False, plain_because=str(error) if known else f"the fast path fails ({one_line(error)})")
+    return Route(True, rules, fast.own_head)
 
 
 @torch.no_grad()

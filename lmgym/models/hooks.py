@@ -1,7 +1,7 @@
 """Temporary changes of a Hugging Face model for one forward pass: its attention function, activation checkpointing."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -45,16 +45,19 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def activation_checkpointing(model: PreTrainedModel) -> Iterator[None]:
+def activation_checkpointing(
+    model: PreTrainedModel, weights: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Iterator[None]:
     """Within this context a layer stores only its inputs; backward runs the layer again (arXiv 1604.06174).
 
-    transformers' own switch works in training mode only, which also turns dropout on. So the layers are wrapped here,
-    for one forward pass. The second run uses the attention function of the first, even if the model's setting has
-    changed since. torch restores autocast, and without dropout there is no random state to restore.
+    transformers' own switch works in training mode only, which also turns dropout on. So the layers are wrapped
+    here, for one forward pass. The second run uses the attention function of the first, even if the model's setting
+    has changed since, and runs within `weights`, a context that shows the weights of the first. torch restores
+    autocast, and without dropout there is no random state to restore.
     """
     layers = layers_of(model)
     for layer in layers:
-        layer.forward = _checkpointed(layer.forward, model)
+        layer.forward = _checkpointed(layer.forward, model, weights)
     try:
         yield
     finally:
@@ -62,15 +65,23 @@ def activation_checkpointing(model: PreTrainedModel) -> Iterator[None]:
             del layer.forward  # the method of the class is visible again
 
 
-def _checkpointed(forward: Callable[..., Any], model: PreTrainedModel) -> Callable[..., Any]:
+def _checkpointed(
+    forward: Callable[..., Any], model: PreTrainedModel, weights: Callable[[], AbstractContextManager[None]]
+) -> Callable[..., Any]:
     def run(*arguments: Any, **named: Any) -> Any:
         name = model.config._attn_implementation
 
         def contexts() -> tuple[Any, Any]:
-            return nullcontext(), attention_through(model, name)
+            return nullcontext(), _both(attention_through(model, name), weights())
 
         return checkpoint(
             forward, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **named
         )
 
     return run
+
+
+@contextmanager
+def _both(first: AbstractContextManager[None], second: AbstractContextManager[None]) -> Iterator[None]:
+    with first, second:
+        yield

@@ -14,10 +14,7 @@ from lmgym.core.model_folder import COMPUTED
 def check_complete(source: str, found: Mapping[str, Any], new: Sequence[str], unused: Sequence[str]) -> None:
     """Raise LmgymError, with number and names, if the files of a model and the model that its configuration describes
     have not the same tensors, except for those of the lists `new` and `unused` (`policy.new_weights` and
-    `policy.unused_weights`). `found` is what `from_pretrained` says of its loading.
-
-    Example: check_complete("models/mine", {"missing_keys": {"lm_head.weight"}}, [], []) raises
-    """
+    `policy.unused_weights`). `found` is what `from_pretrained` says of its loading."""
     lacking = _others(found.get("missing_keys", ()), new)
     reshaped = _others((key[0] for key in found.get("mismatched_keys", ())), new)
     beyond = [name for name in _others(found.get("unexpected_keys", ()), unused) if not COMPUTED.search(name)]

@@ -16,16 +16,17 @@ from lmgym.core.constraints import NonNegativeFloat, PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub
 from lmgym.core.model_folder import cannot_load, check_no_adapters
-from lmgym.core.validation import Section
+from lmgym.core.validation import FREE, RECORDED, Section
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.device import choose_compute, choose_device, choose_prepacked
-from lmgym.models.fast_path import choose_path
+from lmgym.models.fast_path import route_of
 from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
 from lmgym.models.kernels import onednn_products
-from lmgym.models.policy import VALUE_HEAD, Policy
+from lmgym.models.policy import VALUE_HEAD, Policy, Route
+from lmgym.models.rounding import RoundedWeights
 from lmgym.text.chat import Cut
 
 transformers_logging.disable_progress_bar()
@@ -65,23 +66,26 @@ class PolicySection(Section):
     quantise: quantization.Bits | None = None
     """Quantize the linear layers of the base to 4bit (NF4, arXiv 2305.14314) or 8bit (one scale per row); needs
     lora_rank, and lmgym[quantised]."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = field(default="auto", metadata=FREE)  # machine.json has what counts
+    compute: Literal["auto", "float32", "bfloat16"] = field(default="auto", metadata=FREE)  # likewise
     """Precision of forward passes; the parameters stay fp32. auto: bf16 if a short measurement finds it faster."""
-    products: Literal["torch", "onednn"] = "torch"
+    rounding: Literal["stochastic", "nearest"] = field(default="stochastic", metadata=RECORDED)
+    """How weights become the bf16 numbers that passes in bf16 compute with. nearest hides updates that are small beside
+    the weights, stochastic shows each in a share of the weights (docs/precision.md). No matter in fp32."""
+    products: Literal["torch", "onednn"] = field(default="torch", metadata=RECORDED)
     """Matrix products in fp32 on a CPU: torch's own, which are MKL's, or oneDNN's, which are twice as fast on some
     processors (docs/models.md) and round otherwise. onednn: `compute: auto` is float32."""
-    tokens_per_forward: PositiveInt | None = None
+    tokens_per_forward: PositiveInt | None = field(default=None, metadata=RECORDED)
     """Limit on the tokens of one forward pass. It bounds the memory and changes results by rounding alone. With packed
     rows (on a CPU, or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long
     as the longest.
     Default: 4,096 on a CPU, where more are no faster, and 16,384 elsewhere."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool = field(default=False, metadata=RECORDED)
     """Compute each layer again in backward: less memory, the time of one more forward pass, the same gradients."""
-    path: Literal["auto", "fast", "plain"] = "auto"
+    path: Literal["auto", "fast", "plain"] = field(default="auto", metadata=RECORDED)
     """fast: packed rows and lmgym's own KV cache; plain: Hugging Face's padded pass; auto: fast, if a trial at load
     shows that it agrees with the model's own pass (docs/models.md)."""
-    attention: Literal["padded", "flex"] = "padded"
+    attention: Literal["padded", "flex"] = field(default="padded", metadata=RECORDED)
     """Attention of packed rows, in scoring and training. padded: torch's usual kernel, with rows padded to the longest;
     flex: flex attention, which is made for GPUs and has not been measured on one yet."""
     template: dict[str, Any] = field(default_factory=dict)
@@ -130,10 +134,16 @@ class PolicySection(Section):
 
 
 def load_policy(
-    section: PolicySection, seed: int = 0, folder: Path | None = None, prepacked: bool | None = None
+    section: PolicySection,
+    seed: int = 0,
+    folder: Path | None = None,
+    prepacked: bool | None = None,
+    tokenizer: Any = None,
+    tries: bool = True,
 ) -> Policy:
     """The policy of a recipe, with its weights from `folder` (a checkpoint) if that is given. `prepacked` is
-    what a run has chosen before (None: choose now, see models/device.py).
+    what a run has chosen before (None: choose now, see models/device.py), `tokenizer` one that is loaded already
+    (`load_tokenizer`). Without `tries`, families that lmgym does not list take the plain path untried.
 
     Raises LmgymError if the model or tokenizer cannot be loaded, if the tokenizer has no end-of-sequence token, and if
     keys of the section do not fit the model or the machine.
@@ -143,26 +153,37 @@ def load_policy(
         259
     """
     with seeds.GLOBAL:  # libraries set torch's default type and generator meanwhile
-        return _load_policy(section, seed, folder, prepacked)
+        _check_section(section)
+        model, tokenizer, compute = _loaded(section, seed, folder, tokenizer)
+        _set_end_of_sequence(section, tokenizer)
+        check_vocabulary(section.model, model, tokenizer)
+        policy = _plain_policy(section, model, tokenizer, compute, prepacked)
+        policy = policy.but(**vars(_route(section, policy, tries)))
+        if section.rounding == "stochastic" and policy.compute == torch.bfloat16:
+            policy = policy.but(rounded=RoundedWeights(model, seed))
+        return policy if folder is None else _with_saved_critic(policy, section, seed, folder)
 
 
-def _load_policy(section: PolicySection, seed: int, folder: Path | None, prepacked: bool | None) -> Policy:
-    """The policy of a recipe, loaded by one thread at a time."""
+def _loaded(
+    section: PolicySection, seed: int, folder: Path | None, tokenizer: Any
+) -> tuple[Any, Any, torch.dtype | None]:
+    """The model with its adapters, its tokenizer, and the precision that packed weights compute in."""
     # 1. Model and tokenizer: from a checkpoint, quantized while loading, or as they are.
-    device = choose_device(section.device)
-    _check_section(section)
     adapted = folder is not None and (folder / lora.CONFIG).is_file()
-    compute = None
-    if folder is not None and not adapted:
-        model, tokenizer = _load(replace(section, new_weights=[]), seed, str(folder), str(folder))
+    base, compute = None if adapted else folder, None
+    if base is not None:
+        model, tokenizer = _from_files(replace(section, new_weights=[]), seed, base, tokenizer)
     elif section.quantise is not None:
-        shapes = skeleton(section)
+        device, shapes = choose_device(section.device), skeleton(section)
         quantization.check_layers(shapes, section.quantise, device)
         compute = choose_compute(section.precision, device, sum(p.numel() for p in shapes.parameters()))
         packing = quantization.loading(section.quantise, compute, device)
-        model, tokenizer = _load(section, seed, section.model, section.tokenizer or section.model, packing)
+        model, tokenizer = _from_files(section, seed, None, tokenizer, packing)
+    elif is_builtin(section.model):
+        tokenizer = tokenizer or load_tokenizer(section)
+        model = builtin_model(section.model, tokenizer, section.architecture, seed)
     else:
-        model, tokenizer = _base(section, seed)
+        model, tokenizer = _from_files(section, seed, None, tokenizer)
     # 2. Adapters: from the checkpoint, or new ones.
     if adapted and folder is not None:
         lora.load_lora(model, folder)
@@ -170,7 +191,11 @@ def _load_policy(section: PolicySection, seed: int, folder: Path | None, prepack
         alpha = section.lora_alpha or 2 * section.lora_rank
         lora.add_lora(model, section.lora_rank, alpha, section.lora_targets, seeds.key(seed, "lora"))
     check_finite(model, section.model if folder is None else str(folder))
-    # 3. End of sequence, precision and device.
+    return model, tokenizer, compute
+
+
+def _set_end_of_sequence(section: PolicySection, tokenizer: Any) -> None:
+    """Let the tokenizer have the recipe's end-of-sequence token. Raises LmgymError if it then has none."""
     if section.eos_token is not None:
         if section.eos_token not in tokenizer.get_vocab():
             raise LmgymError(f"policy.eos_token: '{section.eos_token}' is not in the vocabulary of {section.model}")
@@ -180,60 +205,77 @@ def _load_policy(section: PolicySection, seed: int, folder: Path | None, prepack
             f"policy.model: the tokenizer of {section.model} has no end-of-sequence token, so no answer could "
             "ever end; name one of its tokens with policy.eos_token"
         )
-    check_vocabulary(section.model, model, tokenizer)
+
+
+def _plain_policy(
+    section: PolicySection, model: Any, tokenizer: Any, compute: torch.dtype | None, prepacked: bool | None
+) -> Policy:
+    """The policy on its device and in its precision, on the plain path."""
+    device = choose_device(section.device)
     compute = compute or choose_compute(section.precision, device, sum(p.numel() for p in model.parameters()))
     start = _decoder_start(section, model, tokenizer)
     if not quantization.is_quantised(model):  # a quantized model is on its device already
         model = model.to(device)
-    # 4. The policy, and which forward passes it uses.
     if section.activation_checkpointing and not layers_of(model):
         raise LmgymError(
             f"policy.activation_checkpointing: transformers knows no layers of {model.config.model_type} that could be "
             "computed again; remove it"
         )
-    settings = (section.tokens_per_forward, None, start, section.activation_checkpointing)
-    policy = Policy(model, tokenizer, compute, *settings)
-    if section.products == "onednn":
-        policy.use_onednn()
-    policy.prepacked = choose_prepacked(compute, device) if prepacked is None else prepacked
-    if section.path == "plain":
-        policy.fast, policy.plain_because = False, "policy.path: plain"
-    else:
-        choose_path(policy)
-    if section.path == "fast" and not policy.fast:
+    return Policy(
+        model,
+        tokenizer,
+        compute,
+        section.tokens_per_forward,
+        decoder_start=start,
+        activation_checkpointing=section.activation_checkpointing,
+        route=Route(fast=False, plain_because="policy.path: plain"),
+        flex=section.attention == "flex",
+        onednn=section.products == "onednn",
+        prepacked=choose_prepacked(compute, device) if prepacked is None else prepacked,
+    )
+
+
+def _route(section: PolicySection, policy: Policy, tries: bool) -> Route:
+    """The forward passes of a policy. Raises LmgymError if the section asks for some that the model does not have."""
+    route = Route(policy.fast, plain_because=policy.plain_because)
+    if section.path != "plain":
+        route = route_of(policy.but(flex=False), tries)  # as before it, the trial is of padded attention
+    family = policy.model.config.model_type
+    if section.path == "fast" and not route.fast:
         raise LmgymError(
-            f"policy.path: the fast path does not serve {model.config.model_type}, because {policy.plain_because}; "
-            "write path: auto or plain"
+            f"policy.path: the fast path does not serve {family}, because {route.plain_because}; write path: auto or "
+            "plain"
         )
-    policy.flex = section.attention == "flex"
-    if policy.flex and (policy.encoder_decoder or not policy.fast):
+    if policy.flex and (policy.encoder_decoder or not route.fast):
         raise LmgymError(
-            f"policy.attention: flex attention is for packed rows, and the path of {model.config.model_type} here has "
-            "none; write attention: padded"
+            f"policy.attention: flex attention is for packed rows, and the path of {family} here has none; write "
+            "attention: padded"
         )
-    if folder is not None:
-        _load_critic(policy, section, seed, folder)
-    return policy
+    return route
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts from a model's configuration, known before any weights are loaded.
-    Example: ModelInfo(encoder_decoder=True, vocabulary=32128)"""
+    """Facts from a model's configuration, and its tokenizer: known before any weights are loaded.
+    Example: ModelInfo(encoder_decoder=True, vocabulary=32128, tokenizer=tokenizer)"""
 
     encoder_decoder: bool
     vocabulary: int
+    tokenizer: Any
 
 
-def read_model_info(section: PolicySection) -> ModelInfo:
-    """Read only the configuration of a recipe's model. Raises LmgymError if it cannot be loaded."""
+def read_model_info(section: PolicySection, folder: Path | None = None) -> ModelInfo:
+    """Read only the configuration of a recipe's model, and the tokenizer (of the model in `folder`, if it is there).
+    Raises LmgymError if one cannot be loaded."""
     _check_section(section)
     if is_builtin(section.model):
-        model = builtin_model(section.model, load_tokenizer(section), {}, 0)
-        return ModelInfo(bool(model.config.is_encoder_decoder), int(model.config.vocab_size))
-    config = _config(section.model, section.revision)
+        words = load_tokenizer(section, folder)
+        config = builtin_model(section.model, load_tokenizer(section), {}, 0).config
+    else:
+        config = _config(section.model, section.revision)
+        words = load_tokenizer(section, folder)
     vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None) or 0
-    return ModelInfo(bool(getattr(config, "is_encoder_decoder", False)), int(vocabulary))
+    return ModelInfo(bool(getattr(config, "is_encoder_decoder", False)), int(vocabulary), words)
 
 
 def skeleton(section: PolicySection) -> Any:
@@ -251,25 +293,23 @@ def skeleton(section: PolicySection) -> Any:
         return _auto_class(config, section.model).from_config(config, dtype=torch.float32)
 
 
-def load_tokenizer(section: PolicySection) -> Any:
-    """The tokenizer of a recipe."""
-    if is_builtin(section.model):
+def load_tokenizer(section: PolicySection, folder: Path | None = None) -> Any:
+    """The tokenizer of a recipe; of a run's checkpoint that holds a whole model, the one in its `folder`."""
+    if folder is not None and (folder / lora.CONFIG).is_file():
+        folder = None  # adapters are read beside the recipe's own model
+    if folder is None and is_builtin(section.model):
         return builtin_tokenizer(section.tokenizer or "builtin:bytes")
-    name = section.tokenizer or section.model
-    return _tokenizer(name, section.revision if name == section.model else None, _tokenizer_key(section))
-
-
-def _tokenizer_key(section: PolicySection) -> str:
-    return "policy.tokenizer" if section.tokenizer else "policy.model"
-
-
-def _tokenizer(name: str, revision: str | None, key: str) -> Any:
+    name = str(folder or section.tokenizer or section.model)
     prepare_hub(name)
     try:
+        revision = section.revision if name == section.model else None
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
         tokenizer("")  # a value of a wrong type in its configuration shows no earlier
     except Exception as error:  # transformers, the Hub client and tokenizers have no common exception
+        key = "policy.tokenizer" if section.tokenizer else "policy.model"
         raise cannot_load(key, name, error, tokenizer=True) from error
+    for key in ("is_local", "local_files_only"):  # transformers would save these with the tokenizer
+        tokenizer.init_kwargs.pop(key, None)
     return tokenizer
 
 
@@ -291,14 +331,6 @@ def _check_section(section: PolicySection) -> None:
         raise LmgymError(
             f"policy.tokenizer: {section.model} speaks builtin:bytes or builtin:numbers, not {section.tokenizer}"
         )
-
-
-def _base(section: PolicySection, seed: int) -> tuple[Any, Any]:
-    """The model before any training by lmgym, and its tokenizer."""
-    if is_builtin(section.model):
-        tokenizer = load_tokenizer(section)
-        return builtin_model(section.model, tokenizer, section.architecture, seed), tokenizer
-    return _load(section, seed, section.model, section.tokenizer or section.model)
 
 
 def _config(model: str, revision: str | None) -> Any:
@@ -330,13 +362,14 @@ def _auto_class(config: Any, model: str) -> Any:
     )
 
 
-def _load(
-    section: PolicySection, seed: int, model: str, tokenizer: str, packing: dict[str, Any] | None = None
+def _from_files(
+    section: PolicySection, seed: int, folder: Path | None, tokenizer: Any, packing: dict[str, Any] | None = None
 ) -> tuple[Any, Any]:
-    """A model and its tokenizer, from a folder or the Hub: parameters in fp32, unless `packing` quantizes them."""
+    """A model and its tokenizer (loaded after it, unless it is given), from a folder, or from where the section says:
+    parameters in fp32, unless `packing` quantizes them."""
+    model = str(folder or section.model)
     revision = section.revision if model == section.model else None
-    config = _config(model, revision)
-    kind = _auto_class(config, model)
+    kind = _auto_class(_config(model, revision), model)
     settings = {"revision": revision, "trust_remote_code": False, **(packing or {"dtype": torch.float32})}
     reports = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its report of tensors that do not fit; they are refused below
@@ -351,7 +384,7 @@ def _load(
     finally:
         transformers_logging.set_verbosity(reports)
     check_complete(model, found, section.new_weights, section.unused_weights)
-    text_tokenizer = _tokenizer(tokenizer, revision if tokenizer == model else None, _tokenizer_key(section))
+    tokenizer = tokenizer or load_tokenizer(section, folder)
     if packing is not None:
         quantization.freeze_quantized(loaded)
     else:
@@ -359,15 +392,13 @@ def _load(
         # that a resumed run rounds as before.
         for parameter in loaded.parameters():
             parameter.data = parameter.data.clone()
-    for key in ("is_local", "local_files_only"):  # transformers would save these with the tokenizer
-        text_tokenizer.init_kwargs.pop(key, None)
-    return loaded, text_tokenizer
+    return loaded, tokenizer
 
 
-def _load_critic(policy: Policy, section: PolicySection, seed: int, folder: Path) -> None:
-    """Load the value function of a checkpoint, if it has one."""
+def _with_saved_critic(policy: Policy, section: PolicySection, seed: int, folder: Path) -> Policy:
+    """The policy with the value function of a checkpoint, if it has one."""
     if (folder / VALUE_HEAD).is_file():
-        add_critic(policy, separate=False)
+        policy = with_critic(policy, separate=False)
         assert policy.value_head is not None
         try:
             weight = load_file(folder / VALUE_HEAD)["weight"].reshape(policy.value_head.weight.shape).clone()
@@ -375,8 +406,10 @@ def _load_critic(policy: Policy, section: PolicySection, seed: int, folder: Path
             raise LmgymError(f"{folder / VALUE_HEAD} is not the value head of this model ({error})") from error
         policy.value_head.weight.data = weight.to(policy.device)
     if (folder / "critic").is_dir():
-        compute: Any = str(policy.compute).removeprefix("torch.")
-        policy.critic = load_policy(replace(section, compute=compute), seed, folder / "critic", policy.prepacked)
+        section = replace(section, compute=str(policy.compute).removeprefix("torch."))  # type: ignore[arg-type]
+        critic = load_policy(section, seed, folder / "critic", policy.prepacked, policy.tokenizer)
+        return policy.but(critic=critic)
+    return policy
 
 
 def check_start_token(section: PolicySection, encoder_decoder: bool, tokenizer: Any, vocabulary: int) -> None:

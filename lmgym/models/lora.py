@@ -30,8 +30,7 @@ PREFIX = "base_model.model."  # of every name in a file of adapters
 
 def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: list[str] | str, seed: int) -> None:
     """Freeze the model and add adapters to the named linear layers ("all-linear": all but the LM head). The adapters
-    are zero at first, so outputs do not change. Raises LmgymError without peft, or without such a layer.
-    Example: add_lora(model, rank=16, alpha=32, targets="all-linear", seed=0)"""
+    are zero at first, so outputs do not change. Raises LmgymError without peft, or without such a layer."""
     peft = _peft()
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets)
     with seeded(seed):
@@ -60,8 +59,7 @@ def load_lora(model: PreTrainedModel, folder: Path) -> None:
 
 
 def save(model: PreTrainedModel, folder: Path) -> None:
-    """Write a model to a folder; of one with adapters these alone, in peft's format.
-    Example: save(model, Path("adapters")) writes adapter_config.json and adapter_model.safetensors"""
+    """Write a model to a folder; of one with adapters these alone, in peft's format."""
     if not has_adapter(model):
         model.save_pretrained(folder)
         usual_modes(folder)

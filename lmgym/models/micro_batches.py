@@ -30,12 +30,7 @@ def micro_batches(model: PassingModel, batch: Batch) -> list[Int[Tensor, " R"]]:
 
     Of several ranks each has its own groups, about equal numbers of tokens; whatever is summed over the passes must be
     added over the ranks (`Policy.ranks`). If each rank holds a part of the weights, all make equally many passes: the
-    last ones may be idle, without any row (`Batch.idle`).
-
-    Example: two groups of two rows, of which 12 tokens fit into a pass
-        >>> micro_batches(policy, batch)
-        [tensor([2, 3]), tensor([0, 1])]
-    """
+    last ones may be idle, without any row (`Batch.idle`)."""
     # 1. Order the rows by their group's longest row.
     lengths = batch.mask.sum(1).cpu()
     if batch.source_mask is not None:

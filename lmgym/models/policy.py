@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers.utils import ModelOutput
 from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.files import usual_modes
+from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import Divergence
 from lmgym.models import hooks, lora, quantization, scoring
@@ -35,6 +37,7 @@ from lmgym.models.families import (
 )
 from lmgym.models.kernels import onednn_products
 from lmgym.models.micro_batches import micro_batches
+from lmgym.models.rounding import RoundedWeights, UpdateSample
 from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare
 from lmgym.text.chat import end_id
@@ -49,14 +52,30 @@ def save_value_head(head: nn.Linear, folder: Path) -> None:
     usual_modes(folder)
 
 
+@dataclass(frozen=True)
+class Route:
+    """Which forward passes a policy uses (fast_path.py chooses): `fast` for packed scoring and lmgym's own sampling
+    cache, and `plain_because` says why a model that was tried does not take them. `rules` are those of the layers, if
+    one has a window, capped scores or sinks; `own_head` is the class of the trunk's output, if the logits are more than
+    the LM head's.
+
+    Example: Route(fast=False, plain_because="policy.path: plain")
+    """
+
+    fast: bool
+    rules: tuple[Rule, ...] = ()
+    own_head: type | None = None
+    plain_because: str = ""
+
+
 class Policy:
     """A language model with its tokenizer, on its device and in its precision; with a value function if one is needed.
 
     The parameters are the fp32 master weights that the optimizer updates; `compute` is the precision of the forward
     pass. Dropout is off. `tokens_per_forward` limits the tokens of one forward pass, and so its memory (None: a limit
     for this kind of device). `activation_checkpointing` stores less for backward and computes it again. The
-    two change results by rounding alone. `fast` chooses packed scoring and lmgym's own sampling cache (None: if the
-    model family supports it). The answers of an encoder-decoder begin with `decoder_start`.
+    two change results by rounding alone. `route` (or `fast` alone) chooses the forward passes (None: packed ones, if
+    the model family is known to support them). The answers of an encoder-decoder begin with `decoder_start`.
 
     Example:
         >>> policy = load_policy(PolicySection(model="builtin:tiny"))
@@ -72,19 +91,27 @@ class Policy:
         fast: bool | None = None,
         decoder_start: tuple[int, ...] = (),
         activation_checkpointing: bool = False,
+        *,
+        route: Route | None = None,
+        flex: bool = False,
+        onednn: bool = False,
+        prepacked: bool | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model.eval()
         cap_scores(self.model)
         self.tokenizer = tokenizer
         self.compute = compute
         self.activation_checkpointing = activation_checkpointing
-        self.flex = False  # packed rows through flex attention (attention/flex.py)
-        self.onednn = False  # fp32 products through oneDNN (onednn_products.py)
-        self.prepacked = compute == torch.float32  # weights laid out for sampling on a CPU (device.py chooses)
-        self.fast = supports_fast_path(model.config) if fast is None else fast
-        self.plain_because = ""  # why a causal model that was tried does not take the fast path
-        self.rules: tuple[Rule, ...] = ()  # of the layers, if one has a window, capped scores or sinks (fast_path.py)
-        self.own_head: type | None = None  # the class of the trunk's output, if the logits are more than the LM head's
+        self.flex = flex  # packed rows through flex attention (attention/flex.py)
+        self.onednn = onednn  # fp32 products through oneDNN (onednn_products.py)
+        if onednn:
+            onednn_products.use_in(model)
+        # Weights laid out for sampling on a CPU (device.py chooses).
+        self.prepacked = compute == torch.float32 if prepacked is None else prepacked
+        route = route or Route(supports_fast_path(model.config) if fast is None else fast)
+        self.fast, self.rules, self.own_head = route.fast, route.rules, route.own_head
+        self.plain_because = route.plain_because
         self.device = next(model.parameters()).device
         self.tokens_per_forward = choose_tokens_per_forward(tokens_per_forward, self.device.type)
         self.vocabulary, self.hidden_size = map(int, model.get_output_embeddings().weight.shape)
@@ -95,7 +122,10 @@ class Policy:
         self.value_head: nn.Linear | None = None  # on this model's own hidden states
         self.critic: Policy | None = None  # a separate model, whose value head is used instead
         self.teacher: Policy | None = None  # whose distributions this one's are compared with; may be itself
-        self.ranks: Ranks = ALONE  # the processes that share out its passes over a batch
+        self.ranks = ranks  # the processes that share out its passes over a batch
+        self.rounded: RoundedWeights | None = None  # the copy that bf16 passes compute with, if rounded stochastically
+        self.seen: float | None = None  # the share of the last update that passes in bf16 see (`weights/seen`)
+        self.sample: UpdateSample | None = None  # that tells it
         self.skeleton: Skeleton | None = None  # if each rank holds a part of the weights: to make whole copies
 
     @cached_property
@@ -137,11 +167,6 @@ class Policy:
             return "path: fast (packed rows, own KV cache)"
         return "path: plain (padded, slower)" + (f": {self.plain_because}" if self.plain_because else "")
 
-    def use_onednn(self) -> None:
-        """Multiply in fp32 through oneDNN from now on; copies made later do so too (onednn_products.py)."""
-        onednn_products.use_in(self.model)
-        self.onednn = True
-
     @property
     def products_sentence(self) -> str:
         """How products in fp32 on a CPU are computed; empty if there are none, or nothing is to be said of it."""
@@ -153,6 +178,15 @@ class Policy:
         if times < WORTH_SAYING:
             return ""
         return f"products: torch (policy.products: onednn multiplies {times:.1f} times as fast here; other roundings)"
+
+    @property
+    def rounding_sentence(self) -> str:
+        """How weights become what passes in bf16 compute with; empty if they are not rounded."""
+        if self.compute != torch.bfloat16 or not self.parameters():
+            return ""
+        if self.rounded is not None:
+            return "rounding: stochastic (bf16 weights, anew after each update)"
+        return "rounding: nearest" + (" (weights that ranks share out)" if self.skeleton is not None else "")
 
     @property
     def has_critic(self) -> bool:
@@ -234,7 +268,7 @@ class Policy:
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
         # An idle pass asks for no state, and runs the model all the same.
         asked = (row, column) if len(row) else (row.new_zeros(1), column.new_zeros(1))
-        with hooks.activation_checkpointing(self.model) if recompute else nullcontext():
+        with hooks.activation_checkpointing(self.model, self.rounded_weights) if recompute else nullcontext():
             found = path(self, batch, *asked)
         if len(row):
             return found
@@ -340,12 +374,49 @@ class Policy:
         """Hidden states per LM-head call: about 2^24 logits, whatever the vocabulary."""
         return min(max(2**24 // self.vocabulary, 64), 8192)
 
-    def precision(self) -> Any:
-        """The autocast context of the forward pass; it does nothing if `compute` is the parameters' own precision."""
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """The precision of a forward pass, this model's and a separate critic's: autocast, over weights that are
+        rounded stochastically or that it rounds to nearest. Nothing, if `compute` is the parameters' own precision."""
         if self.compute == next(self.model.parameters()).dtype:
-            return nullcontext()
-        # Copies in the lower precision would stay for the whole pass; they must go with the weights they are of.
-        return torch.autocast(self.device.type, dtype=self.compute, cache_enabled=self.skeleton is None)
+            yield
+            return
+        with ExitStack() as entered:
+            # Copies in the lower precision would stay for the whole pass; they must go with the weights they are of.
+            cached = self.skeleton is None
+            entered.enter_context(torch.autocast(self.device.type, dtype=self.compute, cache_enabled=cached))
+            for policy in (self, self.critic):
+                if policy is not None:
+                    entered.enter_context(policy.rounded_weights())
+            yield
+
+    def rounded_weights(self) -> AbstractContextManager[None]:
+        """Within this context the model computes with its stochastically rounded copy, if it has one."""
+        return nullcontext() if self.rounded is None else self.rounded.shown_in(self.model)
+
+    def had_updates(self, updates: int) -> None:
+        """Say how many updates the policy has had, in all: the random numbers of its rounding depend on it."""
+        for policy in (self, self.critic):
+            if policy is not None and policy.rounded is not None:
+                policy.rounded.updates = updates
+        if self.skeleton is None and self.compute == torch.bfloat16 != next(iter(self.parameters())).dtype:
+            self.sample = self.sample or UpdateSample(self.parameters())
+            self.seen = self.sample.share_seen(self.computed)
+
+    def computed(self, parameter: nn.Parameter) -> Tensor:
+        """What a forward pass takes for a parameter: its rounded copy, or itself in the precision of the pass."""
+        if self.rounded is not None and parameter in self.rounded.names:
+            return self.rounded.copies[parameter]
+        return parameter.detach().to(self.compute)
+
+    @property
+    def head_weights(self) -> tuple[Float[Tensor, "V H"], Float[Tensor, "V H"] | None]:
+        """Of a plain LM head: the weights that train, and a copy to compute with if they are rounded stochastically."""
+        parameters = self.model.get_output_embeddings()._parameters  # whatever `rounded` shows in their place
+        weight: Any = parameters["weight"]
+        if self.rounded is None or self.compute == weight.dtype:
+            return whole(weight), None
+        return weight, self.rounded.copies.get(weight)
 
     @contextmanager
     def twice_differentiable(self) -> Iterator[None]:
@@ -364,11 +435,18 @@ class Policy:
         for parameter in self.model.parameters():
             parameter.data = parameter.data.to(precision)
 
-    def with_model(self, model: PreTrainedModel) -> "Policy":
-        """A copy of this policy around another model, without a value function or teacher."""
+    def but(self, **changes: Any) -> "Policy":
+        """A copy that shares the model and differs in these attributes. Example: policy.but(compute=torch.float32)"""
         other = copy.copy(self)
-        other.model, other.value_head, other.critic, other.teacher, other.skeleton = model, None, None, None, None
+        if unknown := changes.keys() - vars(self).keys():
+            raise TypeError(f"a policy has no {', '.join(sorted(unknown))}")
+        vars(other).update(changes)
         return other
+
+    def with_model(self, model: PreTrainedModel, **changes: Any) -> "Policy":
+        """A copy of this policy around another model, without a value function or teacher."""
+        nothing = dict.fromkeys(("value_head", "critic", "teacher", "skeleton", "rounded", "sample"))
+        return self.but(**{**nothing, "model": model, **changes})
 
     def save_pretrained(self, folder: Path) -> None:
         """Write a folder that `from_pretrained` reads: the language model, adapters merged, and its tokenizer. With a

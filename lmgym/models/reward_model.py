@@ -19,7 +19,7 @@ from lmgym.models.critic import value_head
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
 
-Kind = Literal["reward_model", "process_reward_model"]
+Kind = Literal["policy", "reward_model", "process_reward_model"]  # what a stage makes; the first is none
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,7 @@ def as_reward_model(policy: Policy, kind: Kind = "reward_model") -> PreTrainedMo
     trunk's memory with the policy where nothing had to be merged.
 
     Raises LmgymError for encoder-decoders, whose classifiers read their input otherwise; for quantized weights; and for
-    models of which transformers has no classifier that is a linear map on the states.
-
-    Example: as_reward_model(policy).config.num_labels -> 1
-    """
+    models of which transformers has no classifier that is a linear map on the states."""
     # 1. An empty classifier of the same configuration.
     model, form = policy.model, FORMS[kind]
     name = model.config.model_type
@@ -108,10 +105,7 @@ def _padding(policy: Policy) -> int:
 
 def save_reward_model(folder: Path, policy: Policy, facts: Mapping[str, Any], kind: Kind = "reward_model") -> None:
     """Write the reward model and its tokenizer. `facts` (base_model, licence, ...) become part of its configuration. A
-    separate critic is the reward model, if there is one.
-
-    Example: save_reward_model(Path("runs/rm/final"), policy, {"base_model": "Qwen/Qwen2.5-0.5B"})
-    """
+    separate critic is the reward model, if there is one."""
     classifier = as_reward_model(policy.critic or policy, kind)
     classifier.config.update({"lmgym": {"layout": FORMS[kind].layout, **facts}})
     classifier.save_pretrained(folder)
@@ -130,10 +124,7 @@ def facts_of_base(section: PolicySection, separator: str = "") -> dict[str, Any]
 
 
 def licence_of(section: PolicySection) -> str | None:
-    """The licence in the header of a model's card; None for built-in models and where there is no card.
-
-    Example: licence_of(PolicySection(model="Qwen/Qwen2.5-0.5B")) -> "apache-2.0"
-    """
+    """The licence in the header of a model's card; None for built-in models and where there is no card."""
     if is_builtin(section.model):
         return None
     card = Path(section.model) / "README.md"

@@ -4,6 +4,7 @@ Each function returns the hidden states that predict the batch's actions, at (ro
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +33,11 @@ class ScoringModel(Protocol):
     @property
     def head_chunk(self) -> int: ...
 
+    @property
+    def head_weights(self) -> tuple[Float[Tensor, "V H"], Float[Tensor, "V H"] | None]: ...
+
+    def rounded_weights(self) -> AbstractContextManager[None]: ...
+
     def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]: ...
 
     def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: Layout) -> Tensor: ...
@@ -55,7 +61,9 @@ def packed(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: In
     # 2. No shared prompts, or only tokens of prompts requested: each distinct prompt is one plain packed row.
     if len(first) == rows or not bool((end > start).any()):
         longest = end.new_zeros(len(first)).scatter_reduce(0, prompt_of_row, end, "amax")
-        return States(_packed_rows(model, batch.tokens[first], longest, prompt_of_row[row], column), None)
+        used, plain = columns < longest[:, None], _layouts(model)[0](longest.tolist(), model.device)
+        hidden = model.forward_hidden(batch.tokens[first][used][None], plain.positions[None], plain)[0]
+        return States(hidden.index_select(0, plain.offsets.to(model.device)[prompt_of_row[row]] + column), None)
     # 3. Pack the distinct prompts, then each row's own tokens behind its prompt, and run the model on them.
     in_prompt = columns < start[first, None]
     in_answer = (columns >= start[:, None]) & (columns < end[:, None])
@@ -93,15 +101,6 @@ def _prompts(batch: Batch) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Te
     like = [seen.setdefault(prompt, row) for row, prompt in enumerate(prompts)]
     first, prompt_of_row = torch.tensor(like, device=device).unique(return_inverse=True)
     return first, prompt_of_row, start
-
-
-def _packed_rows(
-    model: ScoringModel, tokens: Int[Tensor, "N T"], lengths: Int[Tensor, " N"], row: Tensor, column: Tensor
-) -> Float[Tensor, "R H"]:
-    used = torch.arange(tokens.shape[1], device=model.device) < lengths[:, None]
-    layout = _layouts(model)[0](lengths.tolist(), model.device)
-    hidden = model.forward_hidden(tokens[used][None], layout.positions[None], layout)[0]
-    return hidden.index_select(0, layout.offsets.to(model.device)[row] + column)
 
 
 def _layouts(model: ScoringModel) -> tuple[type[PackedRows], type[PackedGroups]]:

@@ -12,12 +12,7 @@ from lmgym.core import seeds
 @contextmanager
 def seeded(key: int, devices: Sequence[Any] = ()) -> Iterator[None]:
     """In the body, torch's generators are seeded by the key; afterwards they continue as before. Other threads that
-    want the same wait.
-
-    Example:
-        >>> with seeded(3):
-        ...     weights = torch.randn(2)
-    """
+    want the same wait."""
     with seeds.GLOBAL, torch.random.fork_rng(devices=devices):
         torch.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
         yield

@@ -26,25 +26,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def shard_policy(policy: Policy, ranks: Ranks) -> None:
-    """Let each rank keep its part of a policy's weights, and of its value function's; nothing to do for one rank."""
+def shard_policy(policy: Policy, ranks: Ranks) -> Policy:
+    """The policy, of whose weights (and its value function's) each rank keeps its part; itself for one rank. The model
+    is cut in place."""
     if ranks.size == 1:
-        return
-    mesh = mesh_of(ranks, policy.device.type)
-    policy.skeleton = Skeleton(policy.model)
+        return policy
+    mesh, skeleton = mesh_of(ranks, policy.device.type), Skeleton(policy.model)
     shard(policy.model, mesh)
     if policy.value_head is not None:
         shard_module(policy.value_head, mesh)
-    if policy.critic is not None:
-        shard_policy(policy.critic, ranks)
+    critic = None if policy.critic is None else shard_policy(policy.critic, ranks)
+    return policy.but(skeleton=skeleton, critic=critic, rounded=None)  # autocast rounds parts to nearest
 
 
 def shard(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
     """Cut the model's parameters into a part for each rank, in place; ties and the order of the parameters stay.
 
-    Raises LmgymError for a model whose layers transformers does not know.
-    Example: shard(model, mesh_of(ranks, "cpu"))
-    """
+    Raises LmgymError for a model whose layers transformers does not know."""
     from torch.distributed.fsdp import fully_shard
 
     # Many layers return a view, which is harmless as long as nothing changes it in place.
@@ -57,7 +55,9 @@ def shard(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
         )
     before = sum(parameter.numel() for parameter in model.parameters())
     # 1. What is used outside of the units: all that is there, with what is tied to it.
-    units = _units(model)
+    units = [model.base_model]  # what is called as a whole: the trunk below the head
+    if getattr(model.config, "is_encoder_decoder", False):
+        units = [model.get_encoder(), model.get_decoder()]  # type: ignore[no-untyped-call]
     inside = [{*unit.modules()} for unit in units]
     owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
@@ -81,13 +81,6 @@ def shard_module(module: nn.Module, mesh: "DeviceMesh") -> None:
     """Cut the parameters of a single module, such as a value head; they are put together whenever it runs."""
     own = {parameter: [(module, name)] for name, parameter in module._parameters.items() if parameter is not None}
     _cut_alone(own, mesh)
-
-
-def _units(model: "PreTrainedModel") -> list[nn.Module]:
-    """What is called as a whole: the trunk below the head; encoder and decoder if there are two."""
-    if getattr(model.config, "is_encoder_decoder", False):
-        return [model.get_encoder(), model.get_decoder()]  # type: ignore[no-untyped-call]
-    return [model.base_model]
 
 
 def _cut_alone(owners: Mapping[nn.Parameter, Sequence[tuple[nn.Module, str]]], mesh: "DeviceMesh") -> None:

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 
 class Skeleton:
-    """A sharded model's modules and buffers without its weights, to make whole copies of it.
-
-    Example: skeleton = Skeleton(model); shard(model, mesh); copied = skeleton.filled(model)
-    """
+    """A sharded model's modules and buffers without its weights, to make whole copies of it."""
 
     def __init__(self, model: "PreTrainedModel") -> None:
         empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lmgym.batch import Batch, States
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.parts import whole
 from lmgym.functional.divergences import Divergence
-from lmgym.models.distributions import action_logits
+from lmgym.models.distributions import action_logits, bias_of, is_plain
 from lmgym.models.kernels.fused_divergence import FusedDivergence, OfPart, TeacherLogits, with_logits, with_top
 from lmgym.models.kernels.onednn_products import multiply
 from lmgym.models.scoring import ScoringModel
@@ -61,20 +61,22 @@ def compare(
         comparison = with_logits(divergence, _teacher_logits(teacher, batch), adjust)
 
     head: Any = model.model.get_output_embeddings()
-    if states.logits is None and _is_plain(head):
+    if states.logits is None and is_plain(head):
         hidden = states.hidden[: len(row)]
-        hidden = hidden if model.compute == head.weight.dtype else hidden.to(model.compute)
-        scale, bias = 1.0 if batch.temperature == 0 else 1 / batch.temperature, _bias(model)
+        weight, computed = model.head_weights
+        hidden = hidden if model.compute == weight.dtype else hidden.to(model.compute)
+        scale, bias = 1.0 if batch.temperature == 0 else 1 / batch.temperature, bias_of(model)
         return Compared(
             *FusedDivergence.apply(  # type: ignore[no-untyped-call]
-                hidden, whole(head.weight), bias, batch.tokens[row, column], adjust, scale, model.head_chunk,
-                comparison, model.onednn,
+                hidden, weight, bias, batch.tokens[row, column], adjust, scale, model.head_chunk,
+                comparison, model.onednn, computed,
             )
         )  # fmt: skip
 
     # Any other head: autograd over the chunks, which are computed again in backward if there are several.
     def compare_chunk(inputs: Tensor, part: slice) -> tuple[Tensor, Tensor]:
-        own = model.head(inputs) if states.logits is None else inputs
+        with model.rounded_weights():  # in backward too
+            own = model.head(inputs) if states.logits is None else inputs
         student = adjust(own, part).log_softmax(-1)
         logprobs = student.gather(1, batch.tokens[row[part], column[part]][:, None])[:, 0]
         return logprobs, _Divergences.apply(student, comparison(part), part)  # type: ignore[no-untyped-call]
@@ -123,14 +125,14 @@ def _teacher_logits(teacher: Teacher, batch: Batch) -> TeacherLogits:
     logits = states.logits
     if logits is not None:
         return lambda part: logits[part]
-    if not _is_plain(head):
+    if not is_plain(head):
 
         def through_head(part: slice) -> Tensor:
             with torch.no_grad(), teacher.precision():
                 return teacher.head(states.hidden[part])
 
         return through_head
-    hidden, bias = states.hidden.to(teacher.compute), _bias(teacher)
+    hidden, bias = states.hidden.to(teacher.compute), bias_of(teacher)
     weight = whole(head.weight).detach().to(teacher.compute)
     buffer = hidden.new_empty(0, len(weight))
 
@@ -143,14 +145,3 @@ def _teacher_logits(teacher: Teacher, batch: Batch) -> TeacherLogits:
         return chunk if bias is None else chunk + bias
 
     return product
-
-
-def _is_plain(head: Any) -> bool:
-    """A linear map without bias or adapters."""
-    return type(head) is nn.Linear and head.bias is None
-
-
-def _bias(model: ScoringModel) -> Tensor | None:
-    """What BART's family adds to its logits; zeros in most checkpoints."""
-    bias = getattr(model.model, "final_logits_bias", None)
-    return None if bias is None else bias.flatten()

@@ -10,12 +10,7 @@ from typing import Any
 
 def results_of(values: Sequence[Any]) -> list[Any]:
     """The values in order, each awaitable one replaced by its result. The awaitable ones begin in this order and run
-    side by side; the first in order that raises decides the exception, after all have ended.
-
-    Example:
-        >>> results_of([asyncio.sleep(0.1, "a"), "b", asyncio.sleep(0.1, "c")])  # takes 0.1 s
-        ['a', 'b', 'c']
-    """
+    side by side; the first in order that raises decides the exception, after all have ended."""
     if not any(map(inspect.isawaitable, values)):
         return list(values)
     import asyncio

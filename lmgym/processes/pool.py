@@ -272,12 +272,7 @@ _shared: dict[tuple[str, int | None, float | None, tuple[Any, ...]], ProcessPool
 def shared(
     function: str, count: int | None = None, memory_gib: float | None = None, setup: tuple[Any, ...] = ()
 ) -> ProcessPool:
-    """The pool of this process for a function: the same pool for the same arguments. It ends with the process.
-
-    Example:
-        >>> shared("math:factorial").map([5], seconds=1.0)
-        [120]
-    """
+    """The pool of this process for a function: the same pool for the same arguments. It ends with the process."""
     key = (function, count, memory_gib, setup)
     return _shared.get(key) or _shared.setdefault(key, ProcessPool(*key))
 

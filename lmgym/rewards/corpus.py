@@ -45,12 +45,7 @@ def corpora(
 ) -> dict[str, Corpus]:
     """Compute all corpus metrics of these rewards: "NAME/corpus" -> Corpus. `groups` are the episodes of each prompt;
     episodes without an answer, or of a task that the reward is not for, are left out. Raises LmgymError as
-    `base.call_reward` does.
-
-    Example:
-        >>> corpora(build_rewards({"bleu": 0}), groups)["bleu/corpus"].interval
-        Interval(mean=0.31, low=0.28, high=0.34, count=500)
-    """
+    `base.call_reward` does."""
     found = {}
     for reward in rewards:
         function = getattr(reward.function, "corpus", None)

@@ -29,12 +29,7 @@ HARMLESS = (  # syntax nodes that may always occur; `_checked` decides about cal
 
 @register("reward", "reasoning_gym")
 def reasoning_gym(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    strict: bool = False,
-    seconds: float = 5.0,
-    workers: int | None = None,
+    texts: list[str], examples: list[Example], *, strict: bool = False, seconds: float = 5.0, workers: int | None = None
 ) -> list[float]:
     """The library's score of the answer: 1 if it is right; many puzzles also give values between 0 and 1.
 

@@ -9,12 +9,7 @@ TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def entry_of(example: Example) -> dict[str, Any]:
-    """The library's record of an example; of another task's example, one with the same keys.
-
-    Example:
-        >>> entry_of(Example("a/0", "16 + 57 =", references=("73",)))
-        {'question': '16 + 57 =', 'answer': '73', 'metadata': {}}
-    """
+    """The library's record of an example; of another task's example, one with the same keys."""
     if "entry" in example.meta and "dataset" in example.meta:
         return dict(restored(example.meta["entry"]))
     answer = example.references[0] if example.references else example.meta.get("answer")

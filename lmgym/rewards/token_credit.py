@@ -20,14 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def each_token(function: Function) -> Function:
     """Decorator: this reward takes episodes and the policy's tokenizer. For each episode it returns a list of numbers,
-    one per action of the last turn. The reward of the answer is their sum.
-
-    Example:
-        >>> @register("reward", "commas")
-        ... @each_token
-        ... def commas(episodes, tokenizer):
-        ...     return [[float("," in tokenizer.decode([id])) for id in e.turns[-1].action_ids] for e in episodes]
-    """
+    one per action of the last turn. The reward of the answer is their sum."""
     function.pays_tokens = True  # type: ignore[attr-defined]
     return function
 
@@ -43,10 +36,6 @@ def rewards_by_token(
     call of the reward per token.
 
     Raises LmgymError without a tokenizer, if a reward does not return one number per action, and as `call_reward` does.
-
-    Example: the reward `words`, and an answer of three tokens, the last one the end of sequence
-        >>> rewards_by_token(build_rewards({"words": {"shaping": True}})[0], [episode], tokenizer)
-        [(2.0, [1.0, 1.0, 0.0])]
     """
     if tokenizer is None:
         raise LmgymError(
@@ -58,12 +47,7 @@ def rewards_by_token(
 
 def token_prefixes(episode: Episode, tokenizer: Any) -> list[Episode]:
     """For each action of the last turn, the episode as if it ended after that action; the last item is the episode
-    itself.
-
-    Example: the answer "4 apples", two tokens and the end of sequence
-        >>> [prefix.text for prefix in token_prefixes(episode, tokenizer)]
-        ['4', '4 apples', '4 apples']
-    """
+    itself."""
     *before, last = episode.turns
     shortened = [
         replace(last, action_ids=ids, logprobs=last.logprobs[: len(ids)], text=decode(tokenizer, ids), kept=None)

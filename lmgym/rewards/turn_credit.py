@@ -11,12 +11,7 @@ def rewards_by_turn(reward: Reward, episodes: Sequence[Episode], timeout: float 
     """For each episode the rewards of its turns, not yet weighted. A turn's reward is that of the episode as if it
     ended after this turn. A turn whose action continues in the next one (`Turn.unfinished`) gets 0.
 
-    The reward of the episode is their sum. It costs one call of the reward per turn. Raises as `call_reward` does.
-
-    Example: the reward `words`, and answers of two, one and three words
-        >>> rewards_by_turn(build_rewards({"words": {"each_turn": True}})[0], [episode])
-        [[2.0, 1.0, 3.0]]
-    """
+    The reward of the episode is their sum. It costs one call of the reward per turn. Raises as `call_reward` does."""
     prefixes = [turn_prefixes(episode) for episode in episodes]
     values = iter(call_reward(reward, [prefix for own in prefixes for _, prefix in own], timeout))
     results = []

@@ -171,9 +171,7 @@ def mcnemar(gained: int, lost: int) -> float:
     min(1, 2 P(X <= min(gained, lost))), X binomial(gained + lost, 1/2): Q. McNemar, Psychometrika 12 (1947), 153-157,
     in exact integers; the sign test on right-or-wrong answers.
 
-    Example: of 7 pairs that differ 6 are gained: 2 (1 + 7) / 2^7
-        >>> mcnemar(6, 1)
-        0.125
+    Example: of 7 pairs that differ 6 are gained: 2 (1 + 7) / 2^7: mcnemar(6, 1) -> 0.125
     """
     pairs, ways, total = gained + lost, 1, 0
     for less in range(min(gained, lost) + 1):
@@ -191,9 +189,7 @@ def sign_flip(differences: Sequence[float], resamples: int = 9999, seed: int = 0
     Fisher, The Design of Experiments (1935), section 21; for language systems: Dror et al., ACL 2018 (P18-1128),
     section 3.2. The same differences and seed give the same number.
 
-    Example: of the 8 sign patterns of 1, 2, 3 two have a sum of 6 or -6
-        >>> sign_flip([1.0, 2.0, 3.0])
-        0.25
+    Example: of the 8 sign patterns of 1, 2, 3 two have a sum of 6 or -6: sign_flip([1.0, 2.0, 3.0]) -> 0.25
     """
     values = np.array([value for value in differences if value], dtype=np.float64)
     if len(values):  # sums of huge values must not overflow; a power of two changes no digit

@@ -16,23 +16,23 @@ from lmgym.core.errors import LmgymError, describe, place
 from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments, check_text
+from lmgym.tasks.rows import MissingSplit as MissingSplit
 from lmgym.tasks.rows.unfit import Choice, collecting
 from lmgym.tasks.streamed import StreamedExamples, first_of, in_memory
 from lmgym.types import Example, Message, RecipeText
 
-OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix", "unfit")  # of any task, see `load_task`
+OPTIONS = (
+    "limit",
+    "system_prompt",
+    "few_shot",
+    "prompt_prefix",
+    "prompt_suffix",
+    "unfit",
+)  # of any task, see `load_task`
 LONGEST_SYSTEM_PROMPT = 2**20  # bytes
 SPLITS = ("train", "validation", "test")
 Task = TypeVar("Task", bound=Callable[..., Any])
 Prompt = str | Sequence[Message]
-
-
-class MissingSplit(LmgymError):
-    """The task does not have the requested split. `check_task` skips such a split.
-
-    Example:
-        >>> raise MissingSplit("riddles: there is no split 'test'; it has train")
-    """
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def load_task(
     `arguments` go to the task and are checked against its signature. `limit` keeps only the first examples.
     `prompt_prefix` and `prompt_suffix` are put around each prompt and each shot; of a chat prompt, around the user's
     last message. `unfit` says what is done with rows that cannot be examples: "refuse" tells of all of them, "drop"
-    leaves them out and counts them (rows/unfit.py). With `system_prompt` (a text, or "file:PATH", read without its last newline) or `few_shot`, prompts become
-    chat messages: the system message, question and first reference of each shot, the question. `seed` is for random
-    shots.
+    leaves them out and counts them (rows/unfit.py). With `system_prompt` (a text, or "file:PATH", read without its last
+    newline) or `few_shot`, prompts become chat messages: the system message, question and first reference of each shot,
+    the question. `seed` is for random shots.
 
     Raises LmgymError for unknown or wrong arguments, a missing or empty split, a repeated id, an empty prompt, or a
     shot without references.
@@ -203,9 +203,7 @@ def hash_fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 
 
-def _examples(
-    name: str, split: str, arguments: Mapping[str, Any], unfit: Choice = "refuse"
-) -> Sequence[Example]:
+def _examples(name: str, split: str, arguments: Mapping[str, Any], unfit: Choice = "refuse") -> Sequence[Example]:
     """Call the task and check every example that it returns; those that stay in their file, the first ones now and each
     when it is read."""
     task = registry.get("task", name)

@@ -1,13 +1,12 @@
 """`data` (or by its old name `jsonl`): any rows as prompts."""
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -160,18 +159,6 @@ def _cell(references: Any) -> Cell | None:
     return None if references is None else Cell.of(references, "task.references")
 
 
-class _Ends(NamedTuple):
-    """Where the shares of test and validation end, of hashes in [0, 1). Example: _Ends(0.1, 0.0).part_of(0.5)"""
-
-    test: float
-    validation: float
-
-    def part_of(self, fraction: float) -> str:
-        if fraction < self.test:
-            return "test"
-        return "validation" if fraction < self.test + self.validation else "train"
-
-
 _fractions_of: dict[tuple[tuple[str, ...], str], np.ndarray] = {}  # of the newest files, by what it depends on
 
 
@@ -195,10 +182,13 @@ class _Data:
         if split != "train" and not self.shares[split]:
             raise MissingSplit(f"task 'data' has no split '{split}': set task.{split}_path, or task.{split} above 0")
         found = find_split(self.source, "train")
-        given = self.source.path if isinstance(self.source.path, list) else [self.source.path or ""]
+        path = self.source.path or ""
+        given = [path] if isinstance(path, str | Path) else path
         exact = found.paths == [Path(path).expanduser() for path in given]
-        taken = {part for part in self.shares if not patterned and self._own(part) is None}
-        ends = _Ends(*(self.shares[part] if part in taken else 0.0 for part in ("test", "validation")))
+        test, validation = (
+            0.0 if patterned or self._own(part) is not None else self.shares[part] for part in ("test", "validation")
+        )
+        ends = [test, test + validation]  # of these shares, among hashes in [0, 1)
         return self._all(found, split, "" if exact else "/train", ends if any(ends) else None)
 
     def _own(self, split: str, needed: bool = False) -> Found | None:
@@ -214,27 +204,27 @@ class _Data:
                 raise
             return None
 
-    def _all(self, found: Found, split: str, below: str, ends: "_Ends | None") -> Sequence[Example]:
+    def _all(self, found: Found, split: str, below: str, ends: list[float] | None) -> Sequence[Example]:
         """The examples of what was found, or those of them whose prompts are the split's."""
         stems = {file: stem + below for file, stem in _stems(found).items()}
         if self.streaming or (self.streaming is None and found.large):
             return self._streamed(found, split, stems, ends)
-        places, counts = dict[str, str](), Counter[str]()
+        places = dict[str, str]()
 
-        def make(number: int, row: Row) -> Example | None:
+        def make(number: int, row: Row) -> Example:
             example = self.reader.example(row, stems)
             if (first := places.setdefault(example.id, row[0])) != row[0]:
                 line = place_of(first)[1]
                 raise LmgymError(f"{row[0]}: the id '{example.id}' is that of line {line} already; ids must be unique")
-            counts[part := split if ends is None else ends.part_of(hash_fraction(str(example.prompt)))] += 1
-            return example if part == split else None
+            return example
 
         examples = list(fitting(found.rows(), make))
-        self._check_some(split, counts)
-        return examples
+        if ends is None:
+            return examples
+        return [examples[place] for place in self._shared(split, ends, [_fraction(one.prompt) for one in examples])]
 
     def _streamed(
-        self, found: Found, split: str, stems: Mapping[str, str], ends: "_Ends | None"
+        self, found: Found, split: str, stems: Mapping[str, str], ends: list[float] | None
     ) -> StreamedExamples:
         """`_all` where the rows stay in their files. They are read now only if it depends on them which ones count."""
         files, numbers = found.indexed()
@@ -244,11 +234,8 @@ class _Data:
             fractions = self._fractions(files, read)
             among = np.arange(len(fractions)) if chosen is None else np.asarray(chosen)
             among = among[fractions[among] <= 1]
-            edges = [0.0, ends.test, ends.test + ends.validation, 1.0] if ends else [0.0, 1.0]
-            parts = np.searchsorted(edges, fractions[among], side="right") - 1
-            names = ["test", "validation", "train"] if ends else [split]
-            self._check_some(split, {name: int((parts == number).sum()) for number, name in enumerate(names)})
-            chosen = array("q", among[parts == names.index(split)].astype(np.int64).tobytes())
+            among = among if ends is None else among[self._shared(split, ends, fractions[among])]
+            chosen = array("q", among.astype(np.int64).tobytes())
         return StreamedExamples(files, read, chosen, asked=bool(self.streaming))
 
     def _fractions(self, files: Sequence[IndexedRows], read: Callable[[Row], Example]) -> np.ndarray:
@@ -262,7 +249,7 @@ class _Data:
             for index, row in file.rows(only):
                 try:
                     prompt = read(row).prompt if dropping() else self.reader.prompt_of(row)
-                    fractions[first + index] = hash_fraction(str(prompt))
+                    fractions[first + index] = _fraction(prompt)
                 except LmgymError as error:
                     unreadable(row[0], error)
             first += len(file)
@@ -271,16 +258,22 @@ class _Data:
             _fractions_of[key] = fractions
         return fractions
 
-    def _check_some(self, split: str, counts: Mapping[str, int]) -> None:
-        """Raise LmgymError for a split that is empty though the data has rows."""
-        total = sum(counts.values())
-        if total and not counts.get(split):
-            rows = ", ".join(f"{part} {counts.get(part, 0):,}" for part in SPLITS)
+    def _shared(self, split: str, ends: list[float], fractions: Sequence[float] | np.ndarray) -> np.ndarray:
+        """The places of the split's examples, by the hashes of their prompts. Raises LmgymError if it gets none."""
+        parts = np.searchsorted(ends, fractions, side="right")
+        counts = dict(zip(("test", "validation", "train"), np.bincount(parts, minlength=3).tolist(), strict=True))
+        if len(parts) and not counts[split]:
+            rows = ", ".join(f"{part} {counts[part]:,}" for part in SPLITS)
             share = f"raise task.{split} ({self.shares[split]:g})" if split != "train" else "lower task.test"
             raise LmgymError(
-                f"task 'data' has no examples in split '{split}': a hash of the prompts shares {total:,} rows out "
+                f"task 'data' has no examples in split '{split}': a hash of the prompts shares {len(parts):,} rows out "
                 f"(rows: {rows}); {share}, or give the split a path of its own, such as task.test_path"
             )
+        return np.flatnonzero(parts == list(counts).index(split))
+
+
+def _fraction(prompt: Any) -> float:
+    return hash_fraction(str(prompt))
 
 
 def _stems(found: Found) -> dict[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmgym.core import registry
+from lmgym.core import registry, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.core.validation import check_arguments, converted
@@ -21,7 +21,13 @@ from lmgym.tasks.base import (
 from lmgym.tasks.streamed import in_memory
 from lmgym.types import Example
 
-OWN = ("name", "weight", "label", "split")  # keys of a member; all other keys are arguments or options of its task
+OWN = (
+    "name",
+    "weight",
+    "share",
+    "label",
+    "split",
+)  # of a member; other keys are its task's
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class _Member:
 
     key: str  # of its section in the recipe, for messages
     name: str
-    weight: float
+    weight: float | None  # None: as many as it has rows
+    share: float
     label: str
     split: str
     arguments: dict[str, Any]
@@ -70,7 +77,9 @@ def mixture(split: str, tasks: list[dict[str, Any]]) -> list[Example]:
 
     A member of `tasks` is a section as under `task:`: a name, the task's own arguments, and the options limit,
     system_prompt, few_shot, prompt_prefix, prompt_suffix and split (the split that it trains on). Its label is its
-    name, or `label`, which is required if a task occurs twice. Options next to `tasks` are applied to the examples of
+    name, or `label`, which is required if a task occurs twice. `weight: rows` is the number of the task's examples, so
+    that an epoch has each example of all tasks once; `share` keeps so much of a task's training examples, drawn at
+    random once and for all, in their order. Options next to `tasks` are applied to the examples of
     all members, after the members' own options. A member's random shots depend on the example, not on the run's seed.
 
     `meta["task"]` is the example's label and `meta["mixture"]` the weights by label; ids begin with the label. `Stream`
@@ -88,16 +97,20 @@ def mixture(split: str, tasks: list[dict[str, Any]]) -> list[Example]:
     members = [_member(section, f"task.tasks.{number}") for number, section in enumerate(tasks)]
     if not members:
         raise LmgymError("task.tasks is empty; name at least one task")
-    weights: dict[str, float] = {}
-    for member in members:
-        if member.label in weights:
+    labels = [member.label for member in members]
+    for number, member in enumerate(members):
+        if member.label in labels[:number]:
             raise LmgymError(f"key '{member.key}': two tasks are called '{member.label}'; give one another 'label'")
-        weights[member.label] = member.weight
+    loaded = [_loaded(member, split) for member in members]
+    weights = {
+        member.label: float(len(examples)) if member.weight is None else member.weight
+        for member, examples in zip(members, loaded, strict=True)
+    }
     # Place the examples of each member at equal distances 1 / weight on a line, then read the line from its start.
     placed = [
-        ((index + 0.5) / member.weight, number, example)
-        for number, member in enumerate(members)
-        for index, example in enumerate(_examples(member, split, weights))
+        ((index + 0.5) / weights[member.label], number, _labelled(example, member, weights))
+        for number, (member, examples) in enumerate(zip(members, loaded, strict=True))
+        for index, example in enumerate(examples)
     ]
     return [example for _, _, example in sorted(placed, key=lambda item: item[:2])]
 
@@ -109,9 +122,13 @@ def _member(section: Mapping[str, Any], key: str) -> _Member:
         raise LmgymError(f"key '{key}' must be a section with the name of a task, got {dict(section)!r}")
     if name == "mixture":
         raise LmgymError(f"key '{key}' is a mixture itself; list its tasks here, with their weights")
-    weight = converted(float, section.get("weight", 1.0), f"{key}.weight")
-    if not 0 < weight < math.inf:
+    given = section.get("weight", 1.0)
+    weight = None if given == "rows" else converted(float, given, f"{key}.weight")
+    if weight is not None and not 0 < weight < math.inf:
         raise LmgymError(f"key '{key}.weight' is {weight:g}; it must be above 0 (to do without {name}, take it out)")
+    share = converted(float, section.get("share", 1.0), f"{key}.share")
+    if not 0 < share <= 1:
+        raise LmgymError(f"key '{key}.share' is {share:g}; it must be above 0 and at most 1")
     label = section.get("label", name)
     if not isinstance(label, str) or not label or "/" in label:
         raise LmgymError(f"key '{key}.label' must be a word without '/', not {label!r}")
@@ -119,11 +136,11 @@ def _member(section: Mapping[str, Any], key: str) -> _Member:
     arguments = {key: value for key, value in section.items() if key not in OWN}
     own = {name: value for name, value in arguments.items() if name not in OPTIONS}
     check_arguments(registry.get("task", name), own, key, given=1, also=(*OWN, *OPTIONS))
-    return _Member(key, name, weight, label, section.get("split", "train"), arguments)
+    return _Member(key, name, weight, share, label, section.get("split", "train"), arguments)
 
 
-def _examples(member: _Member, split: str, weights: Mapping[str, float]) -> Sequence[Example]:
-    """A member's examples, with the label in their ids, and label and weights in their meta."""
+def _loaded(member: _Member, split: str) -> Sequence[Example]:
+    """A member's examples; of its training examples the share that it has of them."""
     if split != "train" and split == member.split:
         raise LmgymError(f"key '{member.key}.split': {member.label} trains on '{split}', so that is not held out")
     try:
@@ -136,12 +153,14 @@ def _examples(member: _Member, split: str, weights: Mapping[str, float]) -> Sequ
     for mark in ("task", "mixture"):
         if mark in examples[0].meta:
             raise LmgymError(f"key '{member.key}': its examples have a column '{mark}' of their own; rename that")
+    if split != "train" or member.share == 1:
+        return examples
+    drawn = seeds.permutation(len(examples), 0, "share", member.label)[: max(round(member.share * len(examples)), 1)]
+    return [examples[index] for index in sorted(drawn.tolist())]
+
+
+def _labelled(example: Example, member: _Member, weights: Mapping[str, float]) -> Example:
+    """The example with its task's label in its id, and label and weights in its meta."""
     begin = f"{member.label}/"
-    return [
-        replace(
-            example,
-            id=example.id if example.id.startswith(begin) else begin + example.id,
-            meta={**example.meta, "task": member.label, "mixture": weights},
-        )
-        for example in examples
-    ]
+    id = example.id if example.id.startswith(begin) else begin + example.id
+    return replace(example, id=id, meta={**example.meta, "task": member.label, "mixture": weights})

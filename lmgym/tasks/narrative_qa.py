@@ -98,9 +98,7 @@ def _text(row: Row, name: str) -> str:
 
 
 def _from_rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[Question]:
-    for row in load_rows(
-        "narrative_qa", part, path, hub_id, suffixes=(".tsv", ".parquet", ".jsonl"), columns=UNIFIED
-    ):
+    for row in load_rows("narrative_qa", part, path, hub_id, suffixes=(".tsv", ".parquet", ".jsonl"), columns=UNIFIED):
         where, values = row
         if "document" not in values:  # UnifiedQA's prompt holds question and summary
             yield text_of(row, ["prompt"]), "", (text_of(row, ["answer"]),), {}

@@ -20,7 +20,6 @@ from lmgym.tasks.rows.unfit import fitting
 from lmgym.tasks.sources import shared_out
 from lmgym.types import Example, Message, RatedAnswer
 
-
 NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.tasks.streamed import in_memory
-from lmgym.types import Example
+from lmgym.types import Episode, Example
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,23 @@ class Stream:
     def example(self, position: int) -> Example:
         """The example at a position of the endless sequence that first draws go through."""
         return self._take(position, 1, 0)[0]
+
+    def observe(self, episodes: Sequence[Episode]) -> None:
+        """All answers of a step are there. A stream does not look at them; a curriculum does."""
+
+    def advance(self) -> None:
+        """The step is done."""
+
+    def metrics(self) -> dict[str, float]:
+        """What a step's record says of the data."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON: what the order depends on besides seed, draw and step."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
 
     def _take(self, first: int, count: int, draw: int) -> list[Example]:
         """The examples at the positions `first` to `first + count - 1` of this draw's endless sequence."""

@@ -60,7 +60,8 @@ def prompt_ids(
 def plain_text(messages: Sequence[Message]) -> str:
     """The text of messages for a model without a chat template.
 
-    An answer follows its prompt directly; after a system prompt and after an answer there is a blank line.
+    An answer follows its prompt directly; after a system prompt and after an answer there is a blank line, but not
+    behind a last one, which the model goes on with.
 
     Example:
         >>> plain_text([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="},
@@ -68,6 +69,8 @@ def plain_text(messages: Sequence[Message]) -> str:
         'Add.\\n\\n1+1=2\\n\\n2+2='
     """
     parts = [(message["content"], "" if message["role"] == "user" else "\n\n") for message in messages]
+    if parts and messages[-1]["role"] == "assistant":
+        parts[-1] = (messages[-1]["content"], "")
     return RecipeText.join(*(text for part in parts for text in part))
 
 

@@ -28,13 +28,19 @@ def template_pieces(
     """The messages rendered by the tokenizer's chat template, with `template` as its keyword arguments, in pieces as
     `control.split_text` gives them. `generate`: with the beginning of an answer at the end.
 
-    If the template refuses the messages, they are merged by `merge_roles`, with a warning, unless `merge` is False.
+    A last message of the assistant is an answer that is begun: its text follows what the template begins an answer
+    with. If the template refuses the messages, they are merged by `merge_roles`, with a warning, unless `merge` is
+    False.
     Raises LmgymError if it refuses them still, or if a role is not one word.
 
     Example: with a template that writes "<|user|>" and a user who writes "<eos>"
         >>> template_pieces(tokenizer, [{"role": "user", "content": "a<eos>"}])
         ['<|user|>a', '<eos>', '<|assistant|>']
     """
+    if generate and len(messages) > 1 and messages[-1]["role"] == "assistant":
+        *before, last = template_pieces(tokenizer, messages[:-1], template, merge=merge)
+        first, *others = split_text(tokenizer, messages[-1]["content"])
+        return [*before, last + first, *others]
     marks = Marks(tokenizer, repr((messages, template)))
     return marks.split(_rendered(tokenizer, marks.put_messages(messages), marks.put(template or {}), generate, merge))
 

@@ -5,52 +5,62 @@ What is sampled ahead is fixed by count, never by arrival: always the first draw
 it, so that a resumed run goes on with the same answers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from lmgym.rollouts.play import exchanged, play_share
+from lmgym.rollouts.rollout import finished_episodes
+from lmgym.rollouts.sources import Draw, PolicyAnswers, Wanted
 from lmgym.types import Episode
 
 Played = dict[int, list[Episode]]  # scored episodes by the number of their environment
 
 
-class Ahead:
-    """The answers of a step that has not begun: being sampled, or there.
+class Ahead(PolicyAnswers):
+    """The policy's answers, of which the first draw of each step was sampled while the step before it was updated.
 
-    Example: ahead.begin(4, share); ahead.finish(together); ahead.take(4)
+    Example: ahead.begin_next(draw_of_step_4); ahead.finish(); ahead.episodes(draw_of_step_4())
     """
 
-    def __init__(self) -> None:
+    lag = 1
+
+    def __init__(self, requirements: Wanted) -> None:
+        super().__init__(requirements)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._step = -1
-        self._running: Future[Played] | None = None
+        self._running: tuple[Draw, Future[Played]] | None = None
         self._ready: Played | None = None
 
-    def begin(self, step: int, play: Callable[[], Played]) -> None:
-        """Start to sample for a step, beside whatever else this process does."""
-        self._step, self._running, self._ready = step, self._thread.submit(play), None
+    def episodes(self, draw: Draw) -> list[Episode]:
+        """What was sampled ahead for this draw; else its answers now."""
+        step, number = draw.key[-2:]
+        played = None
+        if number == 0:
+            played, self._ready = self._ready if step == self._step else None, None
+        return super().episodes(draw) if played is None else finished_episodes(played)
 
-    def finish(self, together: Callable[[Played], Played]) -> None:
-        """Wait until the sampling has ended, before the engine gets other weights; `together` then adds what other
-        ranks have sampled. Raises whatever the sampling has raised."""
+    def begin_next(self, draw: Callable[[], Draw]) -> None:
+        """Start to sample the draw, beside whatever else this process does."""
+        own = draw()
+        how = (own.actor, own.sampling, own.key, own.envs, own.rewards, own.timeout)
+        self._step, self._ready = int(own.key[-2]), None
+        self._running = own, self._thread.submit(play_share, own.prompts, *how)
+
+    def finish(self) -> None:
+        """Wait until the sampling has ended, and exchange the answers with the other ranks. Raises whatever the
+        sampling has raised."""
         if self._running is not None:
-            played, self._running = self._running.result(), None
-            self._ready = together(played)
+            (draw, playing), self._running = self._running, None
+            self._ready = exchanged(draw.actor.ranks, playing.result(), draw.prompts)
 
-    def take(self, step: int) -> Played | None:
-        """The answers for this step, once; None if nothing was sampled for it."""
-        found, self._ready = self._ready if step == self._step else None, None
-        return found
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: plain JSON; empty if nothing is there."""
+    def state_dict(self) -> dict[str, Any]:
         if self._ready is None:
             return {}
         episodes = {str(number): [one.to_json() for one in own] for number, own in self._ready.items()}
         return {"step": self._step, "episodes": episodes}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on with what `state` has returned. Raises KeyError, TypeError or ValueError for anything else."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state:
             self._step = int(state["step"])
             self._ready = {int(n): [Episode.from_json(one) for one in own] for n, own in state["episodes"].items()}

@@ -12,7 +12,7 @@ from lmgym.batch import Batch, collate
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.models import copies
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
@@ -51,23 +51,21 @@ def check_algorithm(algorithm: Algorithm) -> None:
     for parameter in policy.parameters():  # as made, the model finds all tokens about equally likely
         parameter.data *= 3.0
     if algorithm.requirements.values:
-        add_critic(policy, separate=False)
+        policy = with_critic(policy, separate=False)
     frozen = {key: _other(policy) for key in ("reference", "teacher")}
-    policy.teacher = frozen["teacher"]
+    policy = policy.but(teacher=frozen["teacher"])
     episodes = sample_episodes(max(algorithm.group_size, 2), policy)
 
     components = {"reward": 1.0} if algorithm.requirements.reward_components else None
     batch = collate(episodes, policy.pad_id, stop_ids=policy.stop_ids, limit=LONGEST, weights=components)
     batch = prepare(batch, policy, frozen, algorithm)
     _check_untouched(algorithm, policy, batch)
-    if algorithm.driver == "first_order":
+    if algorithm.driver == Algorithm.driver:
         usual = gradient_of(algorithm, policy, batch)
-        short = copy.copy(policy)
-        short.tokens_per_forward = 1
         order = torch.arange(len(batch) - 1, -1, -1)
         tried = {
             "computed a second time": (policy, batch),
-            "computed row by row": (short, batch),
+            "computed row by row": (policy.but(tokens_per_forward=1), batch),
             "with its rows in another order": (policy, batch[order]),
             "with more padding": (policy, _padded(batch)),
         }
@@ -150,7 +148,7 @@ def _check_untouched(algorithm: Algorithm, policy: Policy, batch: Batch) -> None
     before = {name: column.clone() for name, column in vars(batch).items() if isinstance(column, Tensor)}
     algorithm = copy.deepcopy(algorithm)
     algorithm.advantages(batch)
-    if algorithm.driver == "first_order":
+    if algorithm.driver == Algorithm.driver:
         gradient_of(algorithm, policy, batch)
     for name, column in before.items():
         if not torch.equal(column, getattr(batch, name)):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.batch import Batch
-from lmgym.config.schema import Config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError, describe
 from lmgym.types import Episode
@@ -130,10 +129,10 @@ class Callbacks:
                 _call(f"callbacks: '{name}'", partial(callback.load_state_dict, states[name]))
 
 
-def make_callbacks(config: Config) -> Callbacks:
+def make_callbacks(section: Mapping[str, Any]) -> Callbacks:
     """Build the recipe's callbacks. Raises LmgymError for what is no callback, and for wrong arguments."""
     named: dict[str, Callback] = {}
-    for name, arguments in config.callbacks.items():
+    for name, arguments in section.items():
         kind = registry.load_attribute(name, f"callbacks: '{name}'")
         if not (isinstance(kind, type) and issubclass(kind, Callback)):
             raise LmgymError(f"callbacks: '{name}' is no subclass of lmgym.Callback; derive it from that class")

@@ -17,20 +17,21 @@ from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.visible import visible
+from lmgym.inference.in_process import make_engine
 from lmgym.logs.records import environment_numbers
+from lmgym.models.load import read_model_info
 from lmgym.models.policy import Policy
 from lmgym.rewards.base import build_rewards
-from lmgym.rollouts.given_answers import labelled_steps, rated_answers
-from lmgym.rollouts.play import play
-from lmgym.rollouts.rollout import demonstrate, groups_of
+from lmgym.rollouts.rollout import groups_of
+from lmgym.rollouts.sources import Draw
 from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, prompt_ids, source_ids, start_ids, template_notes
 from lmgym.training.callbacks import make_callbacks
 from lmgym.training.checkpoints import checkpoint
-from lmgym.training.engines import check_engine, engine_sentence, make_engine
 from lmgym.training.machine import choose_machine
+from lmgym.training.opening import progress_of
 from lmgym.training.planning.lengths import without_long
-from lmgym.training.planning.memory_report import Memory, is_played, teacher_shapes
+from lmgym.training.planning.memory_report import Memory, teacher_shapes
 from lmgym.training.planning.preflight import check_fit, check_model, cut_prompts
 from lmgym.training.planning.step_time import (
     Measured,
@@ -46,10 +47,10 @@ from lmgym.training.resuming import fingerprint
 from lmgym.training.resuming.resume import check_resumable, listed
 from lmgym.training.run import Data
 from lmgym.training.setup import (
+    engine_sentence,
     load_data,
     make_actor,
     make_envs,
-    progress_of,
     prove_policy,
     trained_policy,
     unguarded_sentence,
@@ -90,11 +91,11 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     anything would spoil the run, else 0. Without `load` it ends with the estimate of memory. Raises LmgymError where
     the run would not even start."""
     report = Report()
-    check_engine(config)
-    make_callbacks(config)
+    config.engine.kind.check_installed(config.engine)
+    make_callbacks(config.callbacks)
     data = load_data(config)
     _resumes(report, config, data, folder)
-    check_model(config, data.training)
+    check_model(config, data.training, read_model_info(config.policy))
     memory = Memory(config, report, ranks)
     fits = _memory(memory, config, data, load)
     report.show()
@@ -103,8 +104,8 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
         if ranks > 1 and folder is None and policy.device.type == "cpu":
             torch.set_num_threads(threads_of_a_rank(config, ranks))
         _model(report, policy)
-        report.note(engine_sentence(config, choose_machine(config, folder)))
-        for proof in prove_policy(config, policy, make_engine(config, policy)):
+        report.note(engine_sentence(config.engine, choose_machine(config, folder)))
+        for proof in prove_policy(config.engine, policy, make_engine(config.engine, policy)):
             (report.note if proof.holds else report.warn)(proof.sentence)
         data = without_long(config, data, policy)
         for sentence in data.told:
@@ -118,13 +119,13 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
             report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
             verdict = index == 0 or folder is not None
             tried = _stage(report, config, stage, data.training[index], policy, verdict)
-            if is_played(stage):
+            if stage.is_played:
                 memory.of_episodes(index, tried.episodes)
             if memory.backward_fits[index]:
                 _time(report, config, stage, policy, tried, ranks)
             else:
                 report.note("seconds of a step: not measured, since one process has no memory here for a backward pass")
-        if any(map(is_played, config.stages)):
+        if any(stage.is_played for stage in config.stages):
             memory.fit()
         report.show()
     ready = "looks ready to train" if load and fits else "no model was loaded"
@@ -137,7 +138,7 @@ def _resumes(report: Report, config: Config, data: Data, folder: Path | None) ->
     on from it, as `train` does; for a recipe, if what it reads cannot be read."""
     stands_on = fingerprint.of_recipe(config, data)
     saved = checkpoint.newest(folder / "checkpoints", resumes=True)[0] if folder is not None else None
-    found = check_resumable(saved, stands_on, progress_of(saved, config))
+    found = check_resumable(saved, stands_on, progress_of(saved, len(config.stages)))
     for verdict, sentences in (("free", found.free), ("no longer bit for bit", found.recorded)):
         if sentences:
             report.note(f"since the checkpoint ({verdict}): {listed(sentences)}")
@@ -147,11 +148,11 @@ def _memory(memory: Memory, config: Config, data: Data, load: bool) -> bool:
     """Report the memory of each stage, but for those that are to be played first. Returns whether the weights fit."""
     fits = memory.weights_fit()
     for index, stage in enumerate(config.stages):
-        if not is_played(stage):
+        if not stage.is_played:
             memory.of_examples(index, data.training[index][:EXAMPLES])
         elif not (load and fits):
             memory.at_worst(index)
-    if not (load and fits and any(map(is_played, config.stages))):
+    if not (load and fits and any(stage.is_played for stage in config.stages)):
         memory.fit()
     return fits
 
@@ -190,19 +191,15 @@ def _stage(
         _lengths(report, config, stage, policy, few)
     if sentence := unguarded_sentence(stage.env):
         report.note(sentence)
-    engine = TimedEngine(make_engine(config, policy))
-    actor, path = make_actor(config, policy, engine), (config.seed, "check")
-    if stage.algorithm.requirements.answers == "rated":
-        return Sampled(rated_answers(list(enumerate(few)), actor), len(few))
-    if stage.algorithm.requirements.answers == "steps":
-        return Sampled(labelled_steps(list(enumerate(few)), actor, stage.algorithm.requirements.separator), len(few))
-    if stage.algorithm.requirements.answers == "references":
-        return Sampled(demonstrate(list(enumerate(few)), actor, path, make_envs(config, stage.env)), len(few))
-    group = max(stage.algorithm.group_size, GROUP)
+    engine, source = TimedEngine(make_engine(config.engine, policy)), stage.source
+    group = max(stage.algorithm.group_size, GROUP) if source.samples else 1
     prompts = [(number, example) for number, example in enumerate(few) for _ in range(group)]
-    envs, rewards = make_envs(config, stage.env), build_rewards(stage.rewards)
-    episodes = play(prompts, actor, stage.sampling, path, envs, rewards, config.reward_timeout)
-    _answers(report, stage, episodes, verdict=verdict)
+    actor, envs = make_actor(config.policy, policy, engine), make_envs(stage.env, config.plugins)
+    rewards = build_rewards(stage.rewards)
+    draw = Draw(prompts, (config.seed, "check"), actor, stage.sampling, envs, rewards, config.reward_timeout)
+    episodes = source.episodes(draw)
+    if source.samples:
+        _answers(report, stage, episodes, verdict=verdict)
     return Sampled(episodes, len(prompts), engine.seconds)
 
 

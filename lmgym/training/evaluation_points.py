@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lmgym.batch import collate
-from lmgym.config.schema import Stage
+from lmgym.config.schema import Stage, is_played
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.vector import Envs
@@ -77,7 +77,7 @@ def finish(run: Run) -> None:
 def save_result(run: Run, stage: Stage, name: str, policy: Policy) -> None:
     """Write what a stage makes, a language model or a reward model, as the run's `name`, whole or not at all."""
     required = stage.algorithm.requirements
-    if required.makes == "policy":
+    if required.makes_policy:
         checkpoint.save_model(run.folder / name, policy)
         return
     kind = required.makes
@@ -115,7 +115,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     sampling, rewards = section.decoding(stage.config.sampling), held_out_rewards(config, stage.config)
     seed, timeout = config.seed, config.reward_timeout
     result = Evaluation({}, [])
-    if stage.algorithm.requirements.makes == "policy":  # a reward model answers nothing
+    if stage.algorithm.requirements.makes_policy:  # a reward model answers nothing
         run.renew_engine()
         result = evaluate(
             examples,
@@ -163,11 +163,10 @@ def _measures_references(stage: StageRun, examples: Sequence[Example]) -> bool:
     """Whether an evaluation reports `reference_nll`: if the recipe asks for it, and in stages that learn from given
     answers if the held-out examples (or the environment's demonstrator) have references."""
     section = stage.run.config.evaluation
-    env = section.env or stage.config.env
-    demonstrated = env["name"] != "single_turn" or all(example.references for example in examples)
-    if stage.algorithm.requirements.makes != "policy":
+    demonstrated = is_played(section.env or stage.config.env) or all(example.references for example in examples)
+    if not stage.algorithm.requirements.makes_policy:
         return False
-    return section.reference_nll or (stage.algorithm.requirements.answers != "policy" and demonstrated)
+    return section.reference_nll or (not stage.source.samples and demonstrated)
 
 
 def reference_nll(examples: Sequence[Example], actor: Actor, policy: Policy, seed: int, envs: Envs) -> Interval:

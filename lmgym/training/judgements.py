@@ -8,6 +8,8 @@ from torch import Tensor
 
 from lmgym.algorithms.process_reward_model import step_logits
 from lmgym.batch import collate
+from lmgym.core import registry
+from lmgym.core.registry import register
 from lmgym.functional.preferences import best_and_worst, ordered
 from lmgym.functional.steps import first_wrong, step_ends
 from lmgym.rollouts.given_answers import labelled_steps, rated_answers
@@ -30,19 +32,18 @@ class Judgements:
 
 
 def judgements(stage: StageRun, examples: Sequence[Example]) -> Judgements:
-    """The judgements of a stage that learns from rated answers (`pair_judgements`) or labelled steps
-    (`step_judgements`); empty for other stages, and where an example has none.
+    """What the judge of a stage's source finds; empty for a source that has none, and where an example has no answer.
 
     Example: judgements(stage, examples).results["preference/accuracy"] -> Interval(mean=0.71, low=0.65, ...)
     """
-    match stage.algorithm.requirements.answers:
-        case "rated" if all(example.rated for example in examples):
-            return pair_judgements(stage, examples)
-        case "steps" if all(example.steps for example in examples):
-            return step_judgements(stage, examples)
-    return Judgements()
+    source = stage.source
+    if source.judge is None or not all(map(source.texts, examples)):
+        return Judgements()
+    judged: Judgements = registry.get("judge", source.judge)(stage, examples)
+    return judged
 
 
+@register("judge", "pairs")
 def pair_judgements(stage: StageRun, examples: Sequence[Example]) -> Judgements:
     """The share of the held-out pairs whose better answer the policy scores higher (`Algorithm.answer_scores`), equal
     scores counted as half, and the mean difference of the two scores, with intervals over the pairs. Of a reward model
@@ -63,11 +64,12 @@ def pair_judgements(stage: StageRun, examples: Sequence[Example]) -> Judgements:
     margins = scores[chosen] - scores[rejected]
     right = mean_interval([[value] for value in ordered(margins).tolist()], shares=True)
     results = {"preference/accuracy": right, "preference/margin": student_t(margins.tolist())}
-    if required.makes == "policy":
+    if required.makes_policy:
         return Judgements(results)
     return with_calibration(results, margins)
 
 
+@register("judge", "steps")
 def step_judgements(stage: StageRun, examples: Sequence[Example]) -> Judgements:
     """The share of the held-out steps that are found right or wrong as labelled, a probability of 1/2 counted as half;
     of the answers with a wrong step, the share whose first one is found; of those without, the share in which none is

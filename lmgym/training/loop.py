@@ -28,11 +28,10 @@ from lmgym.logs.records import (
     version_lag,
 )
 from lmgym.logs.timings import timing_record
-from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.rollouts.hints import hinted_episodes
-from lmgym.rollouts.play import exchanged, play, play_share
-from lmgym.rollouts.rollout import demonstrate, finished_episodes, groups_of
-from lmgym.tasks.curriculum import Curriculum
+from lmgym.rollouts.play import play
+from lmgym.rollouts.rollout import groups_of
+from lmgym.rollouts.sources import Draw
 from lmgym.training.callbacks import StepEnd
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
 from lmgym.training.run import Run
@@ -41,7 +40,7 @@ from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
 from lmgym.training.symptoms import warn_of_symptoms
 from lmgym.training.tracing import StepTrace, begin_trace, write_trace
-from lmgym.types import Episode, Example
+from lmgym.types import Episode
 from lmgym.updates.prepare import batch_metrics, prepare
 from lmgym.updates.update import update
 
@@ -104,13 +103,10 @@ def begin_step(stage: StageRun, step: int) -> None:
 def advance(stage: StageRun) -> None:
     """Count the step after its update: the next answers are the new policy's (`gather` and the evaluations renew the
     engine), and the algorithm does what it does after an update (a new reference, a moving baseline)."""
-    run = stage.run
-    if run.config.engine.ahead:  # the generators are done with the old weights before they get new ones
-        prompts = first_prompts(stage, stage.step + 1)
-        stage.ahead.finish(lambda played: exchanged(run.ranks, played, prompts))
-    if isinstance(stage.stream, Curriculum):
-        stage.stream.advance()
-    run.progress.advance()
+    stage.source.finish()  # with the old weights, before the generators get new ones
+    stage.stream.advance()
+    stage.run.progress.advance()
+    stage.run.policy.had_updates(stage.run.progress.version)
     stage.algorithm.after_update(stage)
 
 
@@ -118,27 +114,24 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
     """All episodes of a step, scored: prompts from the stream, answers from the engine (or the data), rewards,
     and more draws if the algorithm wants them. `Episode.selected` says which ones the algorithm trains on. Raises
     LmgymError if it has rejected every group of all draws."""
-    run, algorithm, config = stage.run, stage.algorithm, stage.config
-    groups: list[list[Episode]] = []
-    if algorithm.requirements.answers == "policy":
-        run.renew_engine()
-    for draw in range(config.max_draws):
-        numbered = enumerate(stage.stream.at(step, draw), start=len(groups))
-        prompts = [(number, example) for number, example in numbered for _ in range(algorithm.group_size)]
-        path = (*stage.path, "step", step, draw)
-        if algorithm.requirements.answers == "rated":
-            episodes = rated_answers(prompts, stage.actor)
-        elif algorithm.requirements.answers == "steps":
-            episodes = labelled_steps(prompts, stage.actor, algorithm.requirements.separator)
-        elif algorithm.requirements.answers == "references":
-            episodes = demonstrate(prompts, stage.actor, path, stage.envs)
-        elif not draw and (played := stage.ahead.take(step)) is not None:
-            episodes = finished_episodes(played)
-        else:
-            rewards, timeout = stage.rewards, run.config.reward_timeout
-            episodes = play(prompts, stage.training_actor, config.sampling, path, stage.envs, rewards, timeout)
+    groups, selected = drawn_groups(stage, step)
+    if step + 1 < stage.config.steps:
+        stage.source.begin_next(partial(stage.draw, step + 1))
+    stage.stream.observe([episode for group in groups for episode in group])
+    return mark_selected(groups, selected)
+
+
+def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[list[Episode]]]:
+    """The groups of all draws of a step, until the algorithm wants no more, and those that it selects."""
+    algorithm, config = stage.algorithm, stage.config
+    groups, selected = list[list[Episode]](), list[list[Episode]]()
+    if stage.source.samples:
+        stage.run.renew_engine()
+    for number in range(config.max_draws):
+        draw = stage.draw(step, number, first_group=len(groups))
+        episodes = stage.source.episodes(draw)
         if algorithm.requirements.greedy:
-            add_greedy_baseline(stage, episodes, path)
+            add_greedy_baseline(episodes, replace(draw, actor=stage.actor))
         groups += groups_of(episodes)
         selected, more = algorithm.select(groups, config.prompts_per_step)
         if not more:
@@ -148,24 +141,7 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
             f"step {step + 1}: the algorithm rejected every group of {config.max_draws} draws; "
             "raise max_draws, or choose prompts of another difficulty"
         )
-    if run.config.engine.ahead and algorithm.requirements.answers == "policy" and step + 1 < config.steps:
-        sample_ahead(stage, step + 1)
-    if isinstance(stage.stream, Curriculum):
-        stage.stream.observe([episode for group in groups for episode in group])
-    return mark_selected(groups, selected)
-
-
-def first_prompts(stage: StageRun, step: int) -> list[tuple[int, Example]]:
-    """The group's number and the example of each answer in a step's first draw."""
-    numbered = enumerate(stage.stream.at(step, 0))
-    return [(number, example) for number, example in numbered for _ in range(stage.algorithm.group_size)]
-
-
-def sample_ahead(stage: StageRun, step: int) -> None:
-    """Start to play the first draw of a later step with the weights that the engine has now (training/ahead.py)."""
-    config, path = stage.config, (*stage.path, "step", step, 0)
-    settings = (stage.training_actor, config.sampling, path, stage.envs, stage.rewards, stage.run.config.reward_timeout)
-    stage.ahead.begin(step, partial(play_share, first_prompts(stage, step), *settings))
+    return groups, selected
 
 
 def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) -> list[Episode]:
@@ -186,12 +162,12 @@ def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) ->
     return episodes
 
 
-def add_greedy_baseline(stage: StageRun, episodes: list[Episode], path: tuple[int | str, ...]) -> None:
+def add_greedy_baseline(episodes: list[Episode], draw: Draw) -> None:
     """Score the greedy answer to each group's prompt and write it to the group's episodes as their `baseline`."""
-    groups, timeout = groups_of(episodes), stage.run.config.reward_timeout
+    groups = groups_of(episodes)
     prompts = [(group[0].group, group[0].example) for group in groups]
-    sampling = replace(stage.config.sampling, temperature=0.0)
-    greedy = play(prompts, stage.actor, sampling, (*path, "greedy"), stage.envs, stage.rewards, timeout)
+    sampling, key = replace(draw.sampling, temperature=0.0), (*draw.key, "greedy")
+    greedy = play(prompts, draw.actor, sampling, key, draw.envs, draw.rewards, draw.timeout)
     if len(greedy) != len(groups):
         raise LmgymError(
             "the baseline is a greedy answer to the group's prompt, and a game of several players has none of its own; "
@@ -212,7 +188,7 @@ def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
     build = partial(
         collate,
         pad_id=policy.pad_id,
-        temperature=sampling.temperature if required.answers == "policy" else 1.0,
+        temperature=sampling.temperature if stage.source.samples else 1.0,
         stop_ids=sorted({*policy.stop_ids, *sampling.stop_ids}),
         key=seeds.key(*stage.path, "update", step),
         limit=sampling.max_new_tokens,
@@ -229,22 +205,38 @@ def log_step(
 ) -> None:
     """Write one record to metrics.jsonl, the tracked answers to rollouts.jsonl, the seconds of all to timings.jsonl and
     the step to traces/, and show a line on the console; warn of what is wrong with them. Without the `trace` that has
-    watched the update, traces/ lacks what the update has computed. Tokens per second are sampled tokens in the rollout
-    and all tokens of the batch in the update; memory is the GPU's if the policy is on one. Raises LmgymError if sampler
-    and trainer are too far apart."""
-    now, run, step = time.perf_counter(), stage.run, stage.step - 1
-    ahead = run.config.engine.ahead
-    if not ahead:  # else older weights have sampled
+    watched the update, traces/ lacks what the update has computed. Raises LmgymError if sampler and trainer are too far
+    apart."""
+    run, step = stage.run, stage.step - 1
+    record = step_record(stage, episodes, batch, metrics)
+    if not stage.source.lag:  # else older weights have sampled
         watch_gap(run.gap_limits, metrics, batch, step, run.console.warn)
-    position = {"kind": "train", "stage": stage.index, "stage_name": stage.config.name, "step": step}
-    version = run.progress.version - 1
-    fresh = [episode for episode in episodes if episode.version >= version - ahead]  # the others were replayed
-    record: dict[str, Any] = position | episode_metrics(fresh) | batch_metrics(batch) | metrics
-    record |= version_lag(episodes, version)
-    if isinstance(stage.stream, Curriculum):
-        record |= stage.stream.metrics()
-    on_gpu = run.policy.device.type == "cuda"
+    record |= run.callbacks.on_step(StepEnd(stage.config.name, step, episodes, batch, record))
+    tracked = groups_of(episodes)[0]
+    write_step(stage, episodes, tracked, record)
+    trace = trace or begin_trace(stage, episodes, batch, step)
+    if trace is not None:
+        write_trace(stage, episodes, batch, trace)
+    run.console.step(record, step, stage.config.steps)
+    warn_of_failures(stage, fresh_episodes(stage, episodes), step)
+    warn_of_symptoms(stage, record, tracked)
+
+
+def fresh_episodes(stage: StageRun, episodes: list[Episode]) -> list[Episode]:
+    """Those that were sampled for this step; the others were replayed."""
+    oldest = stage.run.progress.version - 1 - stage.source.lag
+    return [episode for episode in episodes if episode.version >= oldest]
+
+
+def step_record(stage: StageRun, episodes: list[Episode], batch: Batch, metrics: dict[str, float]) -> dict[str, Any]:
+    """What metrics.jsonl says of a step that is done. Tokens per second are sampled tokens in the rollout and all
+    tokens of the batch in the update; memory is the GPU's if the policy is on one."""
+    run, now = stage.run, time.perf_counter()
     rollout, learning = stage.gathered - stage.began, now - stage.gathered
+    fresh, on_gpu = fresh_episodes(stage, episodes), run.policy.device.type == "cuda"
+    record: dict[str, Any] = stage.position(stage.step - 1) | episode_metrics(fresh) | batch_metrics(batch) | metrics
+    record |= version_lag(episodes, run.progress.version - 1) | stage.stream.metrics()
+    record |= {} if run.policy.seen is None else {"weights/seen": run.policy.seen}
     record |= {
         "learning_rate": stage.optimizer.learning_rate,
         "seconds": rollout + learning,
@@ -254,27 +246,24 @@ def log_step(
         "tokens_per_second/update": float(batch.mask.sum()) / learning,
         "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
     }
-    required = stage.algorithm.requirements
     if unlimited := [reward.name for reward in stage.rewards if reward.unlimited]:
         record["rewards_without_limit"] = unlimited
-    if required.answers != "policy" or not (stage.rewards or required.reward):
+    if not stage.source.samples or not (stage.rewards or stage.algorithm.requirements.reward):
         del record["reward"]  # no reward has judged the answers
     if stage.config.sampling.fixed_length:
         del record["truncated"]
-    record |= run.callbacks.on_step(StepEnd(stage.config.name, step, episodes, batch, record))
-    run.writer.metrics(record)
-    tracked = groups_of(episodes)[0]
-    recorded = episodes if run.config.logs.rollouts == "all" else tracked
-    run.writer.rollouts(position | rollout_record(episode) for episode in recorded)
-    if required.answers == "policy":
-        run.writer.timings(position | timing_record(episodes))
-        run.writer.answers(position | rollout_record(episode) for episode in tracked)
-    trace = trace or begin_trace(stage, episodes, batch, step)
-    if trace is not None:
-        write_trace(stage, episodes, batch, trace)
-    run.console.step(record, step, stage.config.steps)
-    warn_of_failures(stage, fresh, step)
-    warn_of_symptoms(stage, record, tracked)
+    return record
+
+
+def write_step(stage: StageRun, episodes: list[Episode], tracked: list[Episode], record: dict[str, Any]) -> None:
+    """Write a step's record, its answers and their times."""
+    writer, position = stage.run.writer, stage.position(stage.step - 1)
+    writer.metrics(record)
+    recorded = episodes if stage.run.config.logs.rollouts == "all" else tracked
+    writer.rollouts(position | rollout_record(episode) for episode in recorded)
+    if stage.source.samples:
+        writer.timings(position | timing_record(episodes))
+        writer.answers(position | rollout_record(episode) for episode in tracked)
 
 
 def warn_of_failures(stage: StageRun, episodes: list[Episode], step: int) -> None:

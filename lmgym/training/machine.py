@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import subprocess
@@ -20,7 +19,6 @@ from lmgym.training.checkpoints import checkpoint
 NAME = "machine.json"
 MOST_THREADS = 4096
 USUAL_THREADS, THREADS_PER_PROCESSOR = 64, 4  # how many are accepted on any machine, and on large ones
-WORKERS = 2  # generators of a pool, unless the recipe says otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,23 +94,12 @@ def _found_or_new(config: Config, folder: Path | None) -> Machine:
 
 
 def _with_units(config: Config, machine: Machine) -> Machine:
-    """With what a pool of generators needs, where neither the recipe nor the run has chosen it yet."""
+    """With what the engine needs, where neither the recipe nor the run has chosen it yet."""
     section = config.engine
     unit, threads = section.unit or machine.unit, section.threads or machine.generator_threads
-    if section.name == "pool":
-        workers = section.workers or WORKERS
-        unit = unit or _share(config, workers)
-        threads = threads or (machine.threads if section.address else max(1, machine.threads // workers))
-    other = section.name if section.name == "vllm" else None
-    return replace(machine, unit=unit, generator_threads=threads, engine=other)
-
-
-def _share(config: Config, parts: int) -> int:
-    """The answers of the largest stage's step in so many parts, each of whole groups."""
-    prompts, group = max(
-        ((stage.prompts_per_step, stage.algorithm.group_size) for stage in config.stages), key=math.prod
-    )
-    return -(-prompts // parts) * group
+    steps = [(stage.prompts_per_step, stage.algorithm.group_size) for stage in config.stages]
+    unit, threads = section.kind.units(section, unit, threads, machine.threads, steps)
+    return replace(machine, unit=unit, generator_threads=threads, engine=None if section.kind.seeded else section.name)
 
 
 def _this_machine(threads: int) -> Machine:

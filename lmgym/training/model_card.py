@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.build import load_config, resolved
-from lmgym.config.redacted import redacted
 from lmgym.config.schema import Config
 from lmgym.config.yaml import write_yaml
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.core.redacted import redacted
 from lmgym.logs.writer import read_records
 from lmgym.models import export as files
 from lmgym.models.builtin import is_builtin
@@ -39,8 +39,8 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise LmgymError(f"--to: {to} exists and is not empty; name a new folder")
     required = config.stages[-1].algorithm.requirements
-    kind = required.makes if _is_reward_model(source, config) else "policy"
-    if kind == "policy":
+    judges = _is_reward_model(source, config)
+    if not judges:
         files.check_mergeable(source, config.policy, merge, push is not None)
     if push is not None:
         files.check_hub(push)
@@ -48,10 +48,10 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
     section = machine.policy_section(config.policy)
 
     def write(folder: Path) -> None:
-        if kind != "policy" and (source / "state.json").is_file():
+        if judges and (source / "state.json").is_file():
             policy = load_policy(section, config.seed, source)
-            save_reward_model(folder, policy, facts_of_base(config.policy, required.separator), kind)
-        elif merge and kind == "policy":
+            save_reward_model(folder, policy, facts_of_base(config.policy, required.separator), required.makes)
+        elif merge and not judges:
             files.merge_model(source, folder, section, config.seed)
         else:
             files.copy_model(source, folder, section)
@@ -96,7 +96,7 @@ def model_card(config: Config, run: Path, source: Path, machine: Machine, adapte
 
 def _is_reward_model(source: Path, config: Config) -> bool:
     """Whether these weights are those of a stage that makes a reward model."""
-    if config.stages[-1].algorithm.requirements.makes == "policy":
+    if config.stages[-1].algorithm.requirements.makes_policy:
         return False
     if not (source / "state.json").is_file():  # final/ or best/, whose form says it
         return "lmgym" in json.loads((source / "config.json").read_text(encoding="utf-8"))

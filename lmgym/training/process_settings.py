@@ -1,7 +1,7 @@
-"""Settings of torch for the whole process that results depend on, and that user code may change."""
+"""Settings of the whole process that results depend on, and that user code may change: torch's, and the directory."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,12 +27,13 @@ VARIABLES = (  # of the environment: which kernels the libraries of products cho
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """CPU threads, the type of new tensors, and the precision of fp32 products.
+    """CPU threads, the type of new tensors, the precision of fp32 products, and what relative paths begin at.
     Example: settings = ProcessSettings.now(); ...; settings.hold(console)"""
 
     threads: int
     dtype: torch.dtype
     products: str
+    directory: str = field(compare=False)
 
     def __str__(self) -> str:
         return f"{self.threads} threads, default type {self.dtype}, float32_matmul_precision {self.products}"
@@ -40,11 +41,18 @@ class ProcessSettings:
     @staticmethod
     def now() -> "ProcessSettings":
         """As they are."""
-        return ProcessSettings(torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision())
+        torchs = (torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision())
+        return ProcessSettings(*torchs, os.getcwd())
 
     def hold(self, console: Console) -> None:
         """Set them again if somebody has changed them, and say so."""
-        if (found := ProcessSettings.now()) == self:
+        if (found := ProcessSettings.now()).directory != self.directory:
+            os.chdir(self.directory)
+            console.warn(
+                f"some code has changed the directory of the process from {self.directory} to {found.directory}; it is "
+                "set back, because the relative paths of the recipe begin there"
+            )
+        if found == self:
             return
         torch.set_num_threads(self.threads)
         torch.set_default_dtype(self.dtype)

@@ -18,13 +18,14 @@ from lmgym.inference.served_teacher import EndpointTeacher
 from lmgym.logs.doctor.examine import Watch
 from lmgym.logs.doctor.facts import facts_of
 from lmgym.models import copies, lora
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
 from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rewards.running import pooled
 from lmgym.rollouts.rollout import Actor
+from lmgym.rollouts.sources import Draw, Source
 from lmgym.tasks.curriculum import Curriculum
 from lmgym.tasks.stream import Stream
 from lmgym.training.ahead import Ahead
@@ -33,7 +34,7 @@ from lmgym.training.checkpoints.frozen_models import FrozenModels
 from lmgym.training.planning.preflight import OWN_TEACHERS, teacher_section
 from lmgym.training.resuming.fingerprint import checksum
 from lmgym.training.run import Run
-from lmgym.training.setup import held_out_rewards, make_actor, make_envs, unguarded_sentence
+from lmgym.training.setup import actor_of, held_out_rewards, make_actor, make_envs, unguarded_sentence
 from lmgym.types import Example
 from lmgym.updates.optimizer import Optimizer, make_optimizer
 
@@ -54,14 +55,13 @@ class StageRun:
     optimizer: Optimizer
     frozen_models: FrozenModels
     opponent: Actor | None  # the frozen model that plays the other side of a game
+    source: Source  # where the answers come from
     stream: Stream | Curriculum
     rewards: list[Reward]
     envs: Envs
     held_out_envs: Envs
     watch: Watch | None
     """Holds the doctor's rules against the steps of this stage since it began or was resumed."""
-    ahead: Ahead = field(default_factory=Ahead)
-    """The next step's answers, with `engine.ahead`."""
     began: float = field(default_factory=time.perf_counter)
     """When the step in flight began, and when all its answers were there: seconds of `time.perf_counter`."""
     gathered: float = field(default_factory=time.perf_counter)
@@ -88,13 +88,24 @@ class StageRun:
     def actor(self) -> Actor:
         """The policy as it answers in evaluations."""
         run = self.run
-        return replace(make_actor(run.config, run.policy, run.engine, run.progress.version), opponent=self.opponent)
+        return replace(make_actor(run.section, run.policy, run.engine, run.progress.version), opponent=self.opponent)
 
     @property
     def training_actor(self) -> Actor:
         """The policy as it answers in training: under the algorithm's restriction, if it has one."""
         restriction, mask = self.algorithm.restriction, self.frozen_models.copies.get("mask")
         return replace(self.actor, engine=self.run.engine.restricted(restriction, mask)) if restriction else self.actor
+
+    def draw(self, step: int, number: int = 0, first_group: int = 0) -> Draw:
+        """A draw of a step: its prompts, in groups that are counted from `first_group`, and what answers them."""
+        numbered = enumerate(self.stream.at(step, number), start=first_group)
+        prompts = [(group, example) for group, example in numbered for _ in range(self.algorithm.group_size)]
+        key, timeout = (*self.path, "step", step, number), self.run.config.reward_timeout
+        return Draw(prompts, key, self.training_actor, self.config.sampling, self.envs, self.rewards, timeout)
+
+    def position(self, step: int) -> dict[str, Any]:
+        """What the records of a step begin with."""
+        return {"kind": "train", "stage": self.index, "stage_name": self.config.name, "step": step}
 
     @property
     def teacher_context(self) -> int | None:
@@ -115,7 +126,7 @@ class StageRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.ahead.close()
+        self.source.close()
         self.envs.close()
         self.held_out_envs.close()
 
@@ -124,16 +135,17 @@ def begin_stage(run: Run) -> StageRun:
     """Build what the run's next stage needs; on resume, restore the optimizer and the algorithm's own state. Raises
     LmgymError if the checkpoint's state does not fit the algorithm."""
     index, config = run.progress.stage_index, run.config
+    run.settings.hold(run.console)
     section = config.stages[index]
     algorithm = copy.deepcopy(section.algorithm)  # its state belongs to this run, not to the config
     if algorithm.requirements.values:
-        add_critic(run.policy, separate=config.policy.critic == "separate")
-    envs = make_envs(config, section.env)
+        run.policy = with_critic(run.policy, separate=config.policy.critic == "separate")
+    envs = make_envs(section.env, config.plugins)
     if sentence := unguarded_sentence(section.env):
         run.console.say(sentence)
     frozen = _frozen_models(run, section, algorithm)
     teacher, opponent = frozen.models.get("teacher"), frozen.copies.get("opponent")
-    run.policy.teacher = teacher if isinstance(teacher, Policy) else None
+    run.policy = run.policy.but(teacher=teacher if isinstance(teacher, Policy) else None)
     stage = StageRun(
         run=run,
         index=index,
@@ -141,11 +153,12 @@ def begin_stage(run: Run) -> StageRun:
         algorithm=algorithm,
         optimizer=make_optimizer(algorithm, run.policy, section.optimizer),
         frozen_models=frozen,
-        opponent=None if opponent is None else make_actor(config, opponent),
+        opponent=None if opponent is None else actor_of(config, opponent),
+        source=Ahead(algorithm.requirements) if config.engine.ahead and section.source.samples else section.source,
         stream=_stream(run.data.training[index], section, config.seed),
         rewards=build_rewards(section.rewards),
         envs=envs,
-        held_out_envs=make_envs(config, config.evaluation.env) if config.evaluation.env else envs,
+        held_out_envs=make_envs(config.evaluation.env, config.plugins) if config.evaluation.env else envs,
         watch=Watch(facts_of(resolved(config), index)),
     )
     if run.progress.step > 0 and run.resume_from is not None:
@@ -199,15 +212,15 @@ def save_checkpoint(stage: StageRun) -> None:
         "teacher": stage.frozen_models.teacher if begun else None,
         "records": dict(run.writer.counts),
     }
-    if begun and isinstance(stage.stream, Curriculum):
-        state["curriculum"] = stage.stream.state_dict()
+    if begun and (order := stage.stream.state_dict()):
+        state["curriculum"] = order
     if states := run.callbacks.state_dict():
         state["callbacks"] = states
     run.writer.sync()  # the records are on the disk before the checkpoint that counts them
     if run.traces is not None:
         run.traces.sync()
     algorithm = stage.algorithm.state_dict() if begun else {}
-    ahead = stage.ahead.state() if begun else {}
+    ahead = stage.source.state_dict() if begun else {}
     saved = checkpoint.save(run.folder / "checkpoints", policy, moments, algorithm, state, run.fingerprint, ahead)
     stage.frozen_models.prune(_readable_states(checkpoint.prune(saved, run.config.checkpoint.keep)))
     run.callbacks.on_save(saved)
@@ -231,15 +244,15 @@ def _restore(stage: StageRun, saved: Path) -> None:
             "written it; start the run anew in another folder"
         ) from error
     try:
-        stage.ahead.restore(checkpoint.read_ahead(saved))
+        stage.source.load_state_dict(checkpoint.read_ahead(saved))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LmgymError(
             f"{saved / 'ahead.json'} holds no answers of a step ({type(error).__name__}: {error}); put it back, or "
             "delete the checkpoint to go on from the one before"
         ) from error
-    if isinstance(stage.stream, Curriculum):
-        stage.stream.load_state_dict(checkpoint.read_state(saved)["curriculum"])
-    steps, config = checkpoint.read_state(saved)["steps"], stage.config
+    state, config = checkpoint.read_state(saved), stage.config
+    stage.stream.load_state_dict(state.get("curriculum", {}))
+    steps = state["steps"]
     if steps != config.steps and config.optimizer.depends_on_steps:
         stage.run.console.warn(
             f"stage {config.name} now has {config.steps} steps instead of {steps}, so its {config.optimizer.schedule} "
@@ -266,12 +279,11 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
     if required.teacher == "self":
         frozen.models["teacher"] = run.policy
     elif required.teacher and required.teacher not in OWN_TEACHERS:
-        teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed)
-        teacher.ranks = run.ranks
+        teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed).but(ranks=run.ranks)
         frozen.teacher = checksum(teacher.model.parameters())
         teacher.model.requires_grad_(False)
         if sharded:
-            shard_policy(teacher, run.ranks)
+            teacher = shard_policy(teacher, run.ranks)
         frozen.models["teacher"] = teacher
     elif required.served_teacher is not None:
         frozen.models["teacher"] = _served_teacher(run, required.served_teacher)

@@ -1,7 +1,7 @@
 """What a step leaves in traces/: a table of its answers, and of some of them every number that there is.
 
-Nothing is computed for it. What the update has computed of a token is shown to the step's `StepTrace`; what it has not
-computed is absent.
+Of a token it has what the update computes anyway, which is shown to the step's `StepTrace`, and the derivative of each
+term by its log-probability (updates/pushes.py). What was not computed is absent.
 """
 
 import json
@@ -128,6 +128,8 @@ def write_trace(stage: StageRun, episodes: Sequence[Episode], batch: Batch, trac
         step=trace.step,
         algorithm=tree.pop("name"),
         fields=_plain(tree),
+        formulas=dict(stage.algorithm.formulas),
+        pairs=stage.algorithm.compares_pairs,
         episodes=episode_table(episodes, trace),
     )
     found = {id(one.example): plain_example(one.example) for one in kept}

@@ -14,6 +14,7 @@ from lmgym.core.registry import register
 from lmgym.functional.reductions import Reduction, Totals, tokens_of_episode, totals, weights
 from lmgym.updates.optimizer import Optimizer
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
+from lmgym.updates.pushes import pushes
 from lmgym.updates.whole_batch import whole_batch_gradient
 
 
@@ -46,10 +47,7 @@ def minibatches_of(batch: Batch, epochs: int, minibatches: int) -> Iterator[Batc
     """Each epoch's minibatches, in an order that is a function of the batch's key.
 
     They are made of whole groups, whose rows share a prompt that is computed once. Their numbers of groups differ by
-    one at most, and if there are fewer groups than minibatches there are as many minibatches as groups.
-
-    Example: [len(minibatch) for minibatch in minibatches_of(batch, epochs=2, minibatches=4)]
-    """
+    one at most, and if there are fewer groups than minibatches there are as many minibatches as groups."""
     if epochs * minibatches == 1:
         yield batch
         return
@@ -122,7 +120,7 @@ def _micro_batch(
         return weights(reduction, batch.actions, episode_tokens, total)
 
     def add_up(terms: Terms) -> dict[str, Tensor]:
-        return {f"loss/{name}": (weigh(reduction) * term).sum() for name, (term, reduction) in terms.items()}
+        return {name: (weigh(reduction) * term).sum() for name, (term, reduction) in terms.items()}
 
     def compute_losses(batch: Batch, new: PolicyOutputs) -> dict[str, Tensor]:
         return add_up(algorithm.loss(batch, new)[0])
@@ -143,6 +141,8 @@ def _micro_batch(
     # Backward.
     terms, metrics = algorithm.loss(batch, new)
     losses = add_up(terms)
+    if watcher is not None and numbers is not None and watcher.wants(numbers):
+        watcher.show(numbers, _token_columns(batch, new, terms, {**metrics, **pushes(losses, new.logprobs)}, weigh))
     torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
     # Sums for the metrics, over this micro-batch's tokens.
     with torch.no_grad():
@@ -153,32 +153,27 @@ def _micro_batch(
         if first and batch.logprobs_sampler is not None:
             gap = (new.logprobs.detach() - batch.logprobs_sampler).abs() * batch.actions
             sums["sampler_logprob_gap"] = gap.sum().to(wide)
-        if watcher is not None and numbers is not None and watcher.wants(numbers):
-            watcher.show(numbers, _token_columns(batch, new, terms, metrics, weigh))
-    return sums | {name: loss.detach() for name, loss in losses.items()}
+    return sums | {f"loss/{name}": loss.detach() for name, loss in losses.items()}
 
 
 def _token_columns(
     batch: Batch,
     new: PolicyOutputs,
     terms: Terms,
-    metrics: Mapping[str, Tensor],
+    others: Mapping[str, Tensor],
     weigh: Callable[[Reduction], Tensor],
 ) -> dict[str, Tensor]:
-    """What a watcher is shown of a pass: columns [N T] that it has anyway, each term's weights among them."""
+    """What a watcher is shown of a pass: columns [N T], among them each term with its weights and `others`."""
     known = {"logprobs": new.logprobs, "advantages": batch.advantages, "entropy": new.entropy}
     columns = {name: column for name, column in known.items() if column is not None}
     for name, (term, reduction) in terms.items():
         columns |= {f"weight/{name}": weigh(reduction), f"loss/{name}": term}
-    columns |= metrics
+    columns |= others
     return {name: column.detach().broadcast_to(batch.actions.shape) for name, column in columns.items()}
 
 
 def constant_logprob_gradient(
-    batch: Batch,
-    compute_losses: Callable[[Batch, PolicyOutputs], dict[str, Tensor]],
-    values: bool,
-    dtype: torch.dtype,
+    batch: Batch, compute_losses: Callable[[Batch, PolicyOutputs], dict[str, Tensor]], values: bool, dtype: torch.dtype
 ) -> Tensor | None:
     """The gradient of a first step's losses by each log-probability [N T], if it does not depend on them (with a ratio
     of 1 it often does not): None if two guesses at the log-probabilities lead to different gradients."""

@@ -20,8 +20,6 @@ class FisherProduct:
     h that enter the LM head: J v goes through the trunk and then, for `head_chunk` tokens at a time, through the head,
     and back the same way, so [N T V] never exists. Exact; temperature, excluded stop ids and kept sets included.
     A batch of a single micro-batch keeps its trunk's graph from one product to the next. Each rank computes its part.
-
-    Example: FisherProduct(policy, batch)(gradient)
     """
 
     def __init__(self, policy: TrainablePolicy, batch: Batch) -> None:
@@ -74,10 +72,7 @@ class Linearised:
     """The derivative J of a differentiable output in its inputs: `push` is J v, `pull` is J^T u.
 
     J^T u is linear in u, so its derivative in u, applied to v, is J v: two backward passes, and no forward mode, which
-    attention does not have everywhere.
-
-    Example: Linearised(x.sin(), [x]).push([v])  # cos(x) * v
-    """
+    attention does not have everywhere."""
 
     def __init__(self, output: Tensor, inputs: Sequence[Tensor]) -> None:
         self.output, self.inputs = output, inputs
@@ -111,5 +106,5 @@ def split(vector: Vector, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def filled(gradients: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
-    """Zero for what took no part."""
+    """The gradients, zeros in place of None."""
     return [torch.zeros_like(b) if a is None else a for a, b in zip(gradients, like, strict=True)]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from lmgym.algorithms.base import Algorithm
 from lmgym.core.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, ShareBelowOne
 from lmgym.core.errors import LmgymError
-from lmgym.core.validation import Section
+from lmgym.core.validation import REFUSED, Section
 from lmgym.distributed.parts import is_part, whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.updates.protocols import TrainablePolicy
@@ -27,7 +27,7 @@ class OptimizerSection(Section):
 
     section = "optimizer"
 
-    name: Literal["adamw", "rmsprop"] = "adamw"
+    name: Literal["adamw", "rmsprop"] = field(default="adamw", metadata=REFUSED)  # its moments are others
     learning_rate: NonNegativeFloat = 1e-6
     critic_learning_rate: NonNegativeFloat | None = None
     """Of the value function's own parameters; like the policy's if left out. Schedule and warm-up are the same."""
@@ -74,16 +74,13 @@ class OptimizerSection(Section):
         """The learning rate of a step (counted from 0) of a stage of `steps`.
 
         A pure function, so a resumed run needs no scheduler state. Resuming with more steps continues on the longer
-        stage's curve: `constant` stays as it is, others jump.
-
-        Example:
-            >>> [OptimizerSection(learning_rate=1.0, warmup=2, schedule="linear").at(s, 4) for s in range(4)]
-            [0.5, 1.0, 1.0, 0.5]
-        """
+        stage's curve: `constant` stays as it is, others jump."""
         warmup = self.warmup if self.warmup_ratio is None else math.ceil(self.warmup_ratio * steps)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
-        return self.learning_rate * share_of_peak(self, step, steps, warmup)
+        shape = (self.cycles, self.power, self.decay_fraction)
+        share = share_of_peak(self.schedule, step, steps, warmup, *shape)
+        return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * share)
 
 
 class Optimizer:
@@ -142,6 +139,7 @@ class Optimizer:
                 "or look at the last rollouts for a reward that explodes"
             )
         self.torch.step()
+        torch.autograd.graph.increment_version(self.parameters)  # the fused AdamW does not say that it has changed them
         self.zero_grad()  # they make room for what sampling keeps
         return norm
 

@@ -27,7 +27,7 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
     required = algorithm.requirements
     _check_ids(batch, policy.vocabulary)
     batch = algorithm.before_scoring(batch.replace(vocabulary=policy.vocabulary))
-    values = required.values and required.makes == "policy"  # a reward model's own scores are not a baseline
+    values = required.values and required.makes_policy  # a reward model's own scores are not a baseline
     squares: dict[str, bool] = {"squared_probabilities": True} if required.squared_probabilities else {}
     if algorithm.optimizer_steps > 1 or required.old_logprobs or values or squares:
         old = policy.compute_logprobs_no_grad(batch, values=values, last_values=values, **squares)

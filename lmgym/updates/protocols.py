@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lmgym.batch import Batch, PolicyOutputs, States, TopLogprobs
 from lmgym.distributed.ranks import Ranks
 from lmgym.functional.divergences import Divergence
+from lmgym.functional.shapes import PerToken, RowIds
 
 
 class FrozenPolicy(Protocol):
@@ -68,7 +69,7 @@ class TrainablePolicy(Protocol):
         entropy: bool = False,
         values: bool = False,
         last_values: bool = False,
-        logprob_gradient: Float[Tensor, "N T"] | None = None,
+        logprob_gradient: PerToken | None = None,
         divergence: Divergence | None = None,
     ) -> PolicyOutputs:
         """Log-probabilities of the actions of a batch that fits one forward pass, with gradient."""
@@ -102,8 +103,8 @@ class UpdateWatcher(Protocol):
     """Who is shown the numbers that an update computes for the tokens of some rows, to write them down
     (training/tracing.py). It changes none of them."""
 
-    def wants(self, rows: Int[Tensor, " N"]) -> bool:
+    def wants(self, rows: RowIds) -> bool:
         """Whether one of these rows is to be shown; `rows` are numbers of `Batch.row`, on the CPU."""
 
-    def show(self, rows: Int[Tensor, " N"], columns: Mapping[str, Float[Tensor, "N T"]]) -> None:
+    def show(self, rows: RowIds, columns: Mapping[str, PerToken]) -> None:
         """What an optimizer step has computed for these rows; the columns are on the policy's device."""

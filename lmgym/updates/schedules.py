@@ -3,10 +3,7 @@ rate after the warm-up."""
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from lmgym.updates.optimizer import OptimizerSection
+from typing import Literal
 
 Schedule = Literal[
     "constant", "constant_with_warmup", "linear", "cosine", "cosine_with_min_lr", "cosine_with_restarts", "polynomial",
@@ -14,31 +11,29 @@ Schedule = Literal[
 ]  # fmt: skip
 
 
-def share_of_peak(section: "OptimizerSection", step: int, steps: int, warmup: int) -> float:
-    """The learning rate of a step behind the warm-up, as a share of its peak.
+def share_of_peak(
+    schedule: Schedule, step: int, steps: int, warmup: int, cycles: int, power: float, decay_fraction: float
+) -> float:
+    """The learning rate of a step behind the warm-up, from 1 at its end on; all but inverse_sqrt fall to 0.
 
-    progress = (step - warmup) / (steps - warmup) goes from 0 to 1; the falling schedules end at final_fraction:
-    linear 1 - p; cosine (1 + cos(pi p)) / 2; with restarts the same of the fraction of cycles p; polynomial
-    (1 - p)^power; inverse_sqrt 1 / sqrt(1 + (step - warmup) / w), w the warm-up or 10,000; warmup_stable_decay 1, then
-    cosine over the last decay_fraction of the steps.
+    With p = (step - warmup) / (steps - warmup): linear 1 - p; cosine (1 + cos(pi p)) / 2; with restarts the same of the
+    fraction of cycles p; polynomial (1 - p)^power; inverse_sqrt 1 / sqrt(1 + (step - warmup) / w), w the warm-up or
+    10,000; warmup_stable_decay 1, then cosine over the last decay_fraction of the steps.
 
-    Example: share_of_peak(OptimizerSection(schedule="cosine", final_fraction=0.1), 50, 100, 0) -> 0.55
+    Example: share_of_peak("linear", 75, 100, 0, 1, 1.0, 0.1) -> 0.25
     """
-    since, left = step - warmup, max(steps - warmup, 1)
-    progress = min(since / left, 1.0)
-    decay = max(round(section.decay_fraction * steps), 1)
+    progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
+    decay = max(round(decay_fraction * steps), 1)
     shapes: dict[str, Callable[[], float]] = {
         "linear": lambda: 1 - progress,
         "cosine": lambda: _cosine(progress),
         "cosine_with_min_lr": lambda: _cosine(progress),
-        "cosine_with_restarts": lambda: _cosine(section.cycles * progress % 1) if progress < 1 else 0.0,
-        "polynomial": lambda: (1 - progress) ** section.power,
-        "inverse_sqrt": lambda: 1 / math.sqrt(1 + since / (warmup or 10_000)),
+        "cosine_with_restarts": lambda: _cosine(cycles * progress % 1) if progress < 1 else 0.0,
+        "polynomial": lambda: (1 - progress) ** power,
+        "inverse_sqrt": lambda: 1 / math.sqrt(1 + (step - warmup) / (warmup or 10_000)),
         "warmup_stable_decay": lambda: _cosine(min(max(step - (steps - decay), 0) / decay, 1.0)),
     }
-    if section.schedule not in shapes:
-        return 1.0
-    return section.final_fraction + (1 - section.final_fraction) * shapes[section.schedule]()
+    return shapes[schedule]() if schedule in shapes else 1.0
 
 
 def _cosine(progress: float) -> float:

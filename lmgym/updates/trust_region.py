@@ -5,22 +5,40 @@ The policy moves along the natural gradient, as far as `delta` allows, by a line
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from lmgym.algorithms.base import Algorithm
-from lmgym.algorithms.trpo import TRPO
 from lmgym.batch import Batch, States
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.functional.losses import log_ratio, value_loss
+from lmgym.functional.losses import ValueClip, log_ratio, value_loss
 from lmgym.functional.trust_region import categorical_kl, conjugate_gradient, step_size
 from lmgym.updates.first_order import minibatches_of
 from lmgym.updates.fisher import FisherProduct, Vector, filled, joined, split
 from lmgym.updates.optimizer import Optimizer
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
+from lmgym.updates.pushes import pushes
+
+
+@runtime_checkable
+class TrustRegionFields(Protocol):
+    """What this driver reads of an algorithm: the fields of TRPO."""
+
+    delta: float
+    damping: float
+    iterations: int
+    line_search_steps: int
+    line_search_factor: float
+    subsample: float
+    critic_epochs: int
+    critic_minibatches: int
+    value_coefficient: float
+    value_clip: float | None
+    value_clip_form: ValueClip
 
 
 @register("driver", "trust_region")
@@ -32,19 +50,22 @@ def trust_region(
     watcher: UpdateWatcher | None = None,
 ) -> dict[str, float]:
     """One step of the policy and the critic's optimizer steps on a prepared batch; returns the metrics of both. The
-    `watcher` is shown the log-probabilities that the gradient is taken of.
+    `watcher` is shown the log-probabilities that the gradient is taken of, and how it pushes them.
 
-    Raises LmgymError if the algorithm is no TRPO, whose fields the steps read, or if the gradient is not finite.
+    Raises LmgymError if the algorithm lacks TRPO's fields, which the steps read, or if the gradient is not finite.
     """
-    if not isinstance(algorithm, TRPO):
+    if not isinstance(algorithm, TrustRegionFields):
         name = type(algorithm).__name__
         raise LmgymError(f"the driver trust_region reads TRPO's fields, and {name} has none; let it extend TRPO")
     batch = batch[algorithm.active(batch)]
     return policy_step(algorithm, policy, batch, watcher) | critic_steps(algorithm, policy, batch, optimizer)
 
 
+trust_region.whole_weights = True  # type: ignore[attr-defined]  # each rank needs all of them
+
+
 def policy_step(
-    algorithm: TRPO, policy: TrainablePolicy, batch: Batch, watcher: UpdateWatcher | None = None
+    algorithm: TrustRegionFields, policy: TrainablePolicy, batch: Batch, watcher: UpdateWatcher | None = None
 ) -> dict[str, float]:
     """Move the policy's parameters, or leave them exactly as they were; returns what happened. Raises LmgymError, with
     the parameters untouched, if the gradient is not finite."""
@@ -63,7 +84,9 @@ def policy_step(
     return metrics | line_search(algorithm, policy, batch, step)
 
 
-def natural_step(algorithm: TRPO, policy: TrainablePolicy, batch: Batch, gradient: Vector) -> tuple[Vector, float]:
+def natural_step(
+    algorithm: TrustRegionFields, policy: TrainablePolicy, batch: Batch, gradient: Vector
+) -> tuple[Vector, float]:
     """The full step for a gradient of norm 1, and the norm of the conjugate gradient's residual. The step does not
     depend on the gradient's length; at length 1 the solver's tolerance is a relative one."""
     fisher = FisherProduct(policy, subsampled(batch, algorithm.subsample))
@@ -75,7 +98,7 @@ def natural_step(algorithm: TRPO, policy: TrainablePolicy, batch: Batch, gradien
     return step_size(algorithm.delta, direction @ product(direction)) * direction, float(left)
 
 
-def line_search(algorithm: TRPO, policy: TrainablePolicy, batch: Batch, step: Vector) -> dict[str, float]:
+def line_search(algorithm: TrustRegionFields, policy: TrainablePolicy, batch: Batch, step: Vector) -> dict[str, float]:
     """Take the longest of the shortened steps that improves within the divergence; returns what it was. Without such a
     step the parameters are put back, and nothing is returned."""
     parameters = policy.parameters()
@@ -105,7 +128,9 @@ def subsampled(batch: Batch, share: float) -> Batch:
     return batch[torch.isin(batch.episode, episodes[chosen.to(episodes.device)])]
 
 
-def critic_steps(algorithm: TRPO, policy: TrainablePolicy, batch: Batch, optimizer: Optimizer) -> dict[str, float]:
+def critic_steps(
+    algorithm: TrustRegionFields, policy: TrainablePolicy, batch: Batch, optimizer: Optimizer
+) -> dict[str, float]:
     """The optimizer steps of the value function; returns the means of its loss and gradient norm."""
     losses, norms = [], []
     for minibatch in minibatches_of(batch, algorithm.critic_epochs, algorithm.critic_minibatches):
@@ -136,11 +161,11 @@ def surrogate_gradient(
         with policy.twice_differentiable():
             logprobs = policy.compute_logprobs(part).logprobs
         mean = (part.require("advantages") * (logprobs - logprobs.detach()).exp() * part.actions).sum() / tokens
+        if watcher is not None and watcher.wants(numbers := batch.require("row")[rows]):
+            watcher.show(numbers, {"logprobs": logprobs.detach(), **pushes({"policy": -mean}, logprobs)})
         gradient += joined(filled(torch.autograd.grad(mean, parameters, allow_unused=True), parameters))
         if part.logprobs_sampler is not None:
             gap += float(((logprobs.detach() - part.logprobs_sampler).abs() * part.actions).sum())
-        if watcher is not None and watcher.wants(numbers := batch.require("row")[rows]):
-            watcher.show(numbers, {"logprobs": logprobs.detach()})
     policy.ranks.add(gradient)
     gap = policy.ranks.totals({"gap": gap})["gap"]
     return gradient, {} if batch.logprobs_sampler is None else {"sampler_logprob_gap": gap / tokens}

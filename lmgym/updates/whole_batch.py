@@ -10,6 +10,7 @@ from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.functional.reductions import masked_mean
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
+from lmgym.updates.pushes import pushes
 
 
 def whole_batch_gradient(
@@ -21,7 +22,8 @@ def whole_batch_gradient(
     A first pass without gradient says what the loss is a function of (the log-probabilities; entropies and values if
     required), and autograd gives its derivative by each of these numbers. A second pass, micro-batch by micro-batch,
     applies them. On the `first` step of a batch `logprobs_old` is what the policy says now. Costs one forward pass more
-    than `loss` does. The `watcher` is shown what the first pass says.
+    than `loss` does. The `watcher` is shown what the first pass says, and how
+    each term pushes it.
     """
     # 1. What the policy says of all rows: the leaves of the loss.
     required = algorithm.requirements
@@ -33,12 +35,13 @@ def whole_batch_gradient(
     if first:
         batch = batch.replace(logprobs_old=said.logprobs)
     columns = {"logprobs": said.logprobs, "entropy": said.entropy, "values": said.values}
-    if watcher is not None and watcher.wants(batch.require("row")):
-        watcher.show(batch.require("row"), {name: column for name, column in columns.items() if column is not None})
+    shown = {name: column for name, column in columns.items() if column is not None}
     columns["last_values"] = said.last_values
     leaves = {name: column.detach().requires_grad_() for name, column in columns.items() if column is not None}
     # 2. The loss, and its derivative by each number; every rank finds the same.
     losses, metrics = algorithm.batch_loss(batch, PolicyOutputs(**leaves))
+    if watcher is not None and watcher.wants(batch.require("row")):
+        watcher.show(batch.require("row"), shown | pushes(losses, leaves["logprobs"]))
     total = torch.stack([loss.double() for loss in losses.values()]).sum()
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if total.requires_grad else ()
     derivatives = {name: one for name, one in zip(leaves, found, strict=False) if one is not None}

@@ -15,7 +15,6 @@ runs/0/notes                                  the notes on its answers
 pairs/0/1                                     two runs: what changed
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,12 +98,3 @@ def whole_number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER):
         raise UnknownAddress(f"'{text[:50]}' is no whole number")
     return int(text)
-
-
-def json_bytes(tree: Any) -> bytes:
-    """A tree as compact JSON of ASCII; NaN and infinity, which JSON lacks, become null."""
-    try:
-        return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
-    except ValueError:
-        known = json.loads(json.dumps(tree), parse_constant=lambda name: None)
-        return json.dumps(known, separators=(",", ":")).encode()

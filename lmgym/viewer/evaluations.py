@@ -11,11 +11,6 @@ from lmgym.viewer.views import evaluation_tree
 Tree = dict[str, Any]
 
 
-def moments_tree(run: RunRecords) -> list[dict[str, int]]:
-    """The evaluations that have answers, in order. Nothing of them is read."""
-    return [{"stage": one.stage, "step": one.step} for one in run.rollouts.moments("evaluation")]
-
-
 def prompts_tree(run: RunRecords, split: str | None = None) -> Tree:
     """The prompts of the newest evaluation with their answers there, and the splits that it has. Raises LmgymError if
     the run has no answers of an evaluation."""
@@ -26,7 +21,8 @@ def prompts_tree(run: RunRecords, split: str | None = None) -> Tree:
     splits = list(dict.fromkeys(one["split"] for one in answers))
     chosen = split if split in splits else splits[0]
     shown = [one for one in answers if one["split"] == chosen]
-    return {"splits": splits, "split": chosen, "moments": moments_tree(run), "prompts": shown}
+    places = [{"stage": one.stage, "step": one.step} for one in moments]
+    return {"splits": splits, "split": chosen, "moments": places, "prompts": shown}
 
 
 def prompt_tree(run: RunRecords, split: str, example: str) -> Tree:

@@ -57,7 +57,9 @@ class Guard:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if problem := self.refusal(scope["method"], scope["path"], headers):
-            await _refuse(send, problem)
+            from starlette.responses import PlainTextResponse
+
+            await PlainTextResponse(problem, 403, HEADERS)(scope, receive, send)
         else:
             await self.application(scope, receive, _with_headers(send))
 
@@ -88,10 +90,3 @@ def _with_headers(send: Any) -> Any:
         await send(message)
 
     return sending
-
-
-async def _refuse(send: Any, problem: str) -> None:
-    whole = {"content-type": "text/plain; charset=utf-8", **HEADERS}
-    encoded = [(name.encode(), value.encode()) for name, value in whole.items()]
-    await send({"type": "http.response.start", "status": 403, "headers": encoded})
-    await send({"type": "http.response.body", "body": problem.encode()})

@@ -34,6 +34,12 @@ class Moment(NamedTuple):
     stage: int
     step: int
 
+    def __str__(self) -> str:
+        """As people count: "stage 2, step 13"."""
+        return f"stage {self.stage + 1}, " + (
+            f"step {self.step + 1}" if self.kind == "train" else f"after step {self.step}"
+        )
+
 
 class Rollouts:
     """Where the records of each moment are in a run's rollouts.jsonl, or in the file `name`; `update` looks at what was
@@ -86,7 +92,7 @@ class Rollouts:
         name = "" if example is None else json.dumps(example, ensure_ascii=False)
         records, damaged = read_spans(self.path, spans, name.encode(errors="ignore"))
         if damaged:
-            where = f"{moment.kind} records of stage {moment.stage}, step {moment.step}"
+            where = f"{moment.kind} records of {moment}"
             add_problem(self.problems, f"{self.path.name}: {damaged} of the {where} cannot be made sense of")
         return records
 

@@ -105,13 +105,6 @@ class RunRecords:
             return {}
         return recipe if isinstance(recipe, dict) else {}
 
-    def token_limit(self, stage: int) -> float | None:
-        """The stage's sampling.max_new_tokens, as the recipe says; None if it does not."""
-        try:
-            return float(self.recipe["stages"][stage]["sampling"]["max_new_tokens"])
-        except (LookupError, TypeError, ValueError):
-            return None
-
     @property
     def tokenizer(self) -> Any:
         """The run's tokenizer, of the library tokenizers; None if the folder has no tokenizer.json."""

@@ -175,7 +175,8 @@ def metric_screen(runs: Sequence[RunRecords], run: int, table: str, name: str) -
     for place in range(len(values) - 1, -1, -1):
         stage, step = tree["places"][place]
         bar = "" if values[place] is None else "█" * round(24 * (values[place] - low) / reach)
-        text = f"stage {stage} step {step:<7} {number(values[place]):>9} {_interval(tree, name, place):<18} {bar}"
+        after = step + 1 if table == "train" else step  # an evaluation's number is that of the steps before it
+        text = f"stage {stage + 1} step {after:<7} {number(values[place]):>9} {_interval(tree, name, place):<18} {bar}"
         opens = partial(step_screen, runs, run, stage, step) if table == "train" else None
         rows.append(Row(words(text), opens))
     return Screen(f"{name} of {runs[run].name}", lambda: metric_screen(runs, run, table, name), rows)
@@ -195,7 +196,7 @@ def step_screen(runs: Sequence[RunRecords], run: int, stage: int, step: int) -> 
         text = f"{'●' if own.get('kept') else ' '} {own['group']:>5} {index:>6} {numbers[0]:>8} {numbers[1]:>6} "
         text += f"{numbers[2]:>8}  {', '.join(flags)}"
         rows.append(Row(words(text), partial(group_screen, runs, run, stage, step, own["group"]), place))
-    title = f"step {step} of stage {stage}: {len(rows)} answers"
+    title = f"step {step + 1} of stage {stage + 1}: {len(rows)} answers"
     heads = "  group answer    score length surprise"
     return Screen(title, lambda: step_screen(runs, run, stage, step), rows, [heads], columns)
 
@@ -222,7 +223,7 @@ def group_screen(runs: Sequence[RunRecords], run: int, stage: int, step: int, gr
     prompt = tree["example"].get("prompt", "")
     prompt = prompt if isinstance(prompt, str) else " ".join(f"{one['role']}: {one['content']}" for one in prompt)
     notes = [f"prompt: {prompt}"]
-    return Screen(f"group {group} of step {step}", lambda: group_screen(runs, run, stage, step, group), rows, notes)
+    return Screen(f"group {group} of step {step + 1}", lambda: group_screen(runs, run, stage, step, group), rows, notes)
 
 
 def answer_screen(runs: Sequence[RunRecords], run: int, stage: int, step: int, index: int) -> Screen:
@@ -233,7 +234,7 @@ def answer_screen(runs: Sequence[RunRecords], run: int, stage: int, step: int, i
     colours = [(name, _token_rows(tree, name)) for name in COLOURS if name in found] or [
         ("none", _token_rows(tree, ""))
     ]
-    facts = f"answer {index} of step {step}: score {number(tree['score'])}"
+    facts = f"answer {index} of step {step + 1}: score {number(tree['score'])}"
     facts += "".join(f", {name} {number(value)}" for name, value in tree["reward_components"].items())
     screen = Screen(facts, lambda: answer_screen(runs, run, stage, step, index), colours[0][1], wrapped=True)
     screen.colours, screen.notes = colours, [f"colour: {colours[0][0]} (c: next)"]

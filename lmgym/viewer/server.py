@@ -8,7 +8,8 @@ from importlib import resources
 from typing import Any
 
 from lmgym.core.errors import LmgymError, describe
-from lmgym.viewer.addresses import UnknownAddress, json_bytes, run_of, tree_at
+from lmgym.logs.formatting import json_bytes
+from lmgym.viewer.addresses import UnknownAddress, run_of, tree_at
 from lmgym.viewer.guard import Guard
 from lmgym.viewer.notes import write_note
 from lmgym.viewer.runs import RunRecords
@@ -68,7 +69,9 @@ def application(runs: Sequence[RunRecords]) -> Any:
     def begin_search(_: Any, body: dict[str, Any]) -> Any:
         for key in list(searches)[: max(0, len(searches) - MOST_SEARCHES + 1)]:
             searches.pop(key).cancel()
-        search = Search(run_of(runs, str(body["run"])), *_search(body))
+        filters = [(str(name), str(operator), float(value)) for name, operator, value in body.get("filters", [])]
+        seconds = min(float(body.get("seconds", 60.0)), LONGEST_SEARCH)
+        search = Search(run_of(runs, str(body["run"])), str(body.get("pattern", "")), filters, seconds)
         searches[search.key] = search
         return search.tree()
 
@@ -85,7 +88,8 @@ def application(runs: Sequence[RunRecords]) -> Any:
     def note(path: Any, body: dict[str, Any]) -> Any:
         run = run_of(runs, path["run"])
         answered = tree_at(runs, f"runs/{path['run']}/answers/{body['answer']}")
-        return write_note(run.folder, answered, *_note(body))
+        tags = [str(tag).strip() for tag in body["tags"] if str(tag).strip()]
+        return write_note(run.folder, answered, str(body["note"]).strip(), tags)
 
     return Starlette(
         routes=[
@@ -126,15 +130,6 @@ def _known(work: Any) -> Any:
             raise LmgymError(f"the request lacks something: {describe(error)}") from error
 
     return checked
-
-
-def _search(body: dict[str, Any]) -> tuple[str, list[tuple[str, str, float]], float]:
-    filters = [(str(name), str(operator), float(value)) for name, operator, value in body.get("filters", [])]
-    return str(body.get("pattern", "")), filters, min(float(body.get("seconds", 60.0)), LONGEST_SEARCH)
-
-
-def _note(body: dict[str, Any]) -> tuple[str, list[str]]:
-    return str(body["note"]).strip(), [str(tag).strip() for tag in body["tags"] if str(tag).strip()]
 
 
 def serve(runs: Sequence[RunRecords], port: int, say: Any) -> None:

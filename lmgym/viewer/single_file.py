@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmgym.core.errors import LmgymError
+from lmgym.logs.formatting import json_bytes
 from lmgym.logs.writer import replace_file
-from lmgym.viewer.addresses import json_bytes, tree_at
+from lmgym.viewer.addresses import tree_at
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.server import page_files
 

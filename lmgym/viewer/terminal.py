@@ -19,16 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 HELP = "j k: move   l: open   h: back   /: filter   c: colour   ?: keys   q: end"
-ARROWS = {
-    "\x1b[A": "k",
-    "\x1b[B": "j",
-    "\x1b[C": "l",
-    "\x1b[D": "h",
-    "\r": "l",
-    "\n": "l",
-    "\x1b[5~": "u",
-    "\x1b[6~": "d",
-}
+ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1b[C": "l", "\x1b[D": "h", "\x1b[5~": "u", "\x1b[6~": "d", "\r": "l"}
 KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1b|.", re.DOTALL)
 LONG_HELP = (
     "j, k or arrows   next, previous row",
@@ -62,14 +53,10 @@ def _keyboard() -> Iterator[Iterator[str]]:
     before = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)
-        yield _keys(descriptor)
+        data = iter(lambda: os.read(descriptor, 1024), b"")
+        yield (key for part in data for key in KEY.findall(part.decode(errors="ignore").replace("\n", "\r")))
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-def _keys(descriptor: int) -> Iterator[str]:
-    while data := os.read(descriptor, 1024):
-        yield from KEY.findall(data.decode(errors="ignore"))
 
 
 class Terminal:

@@ -13,7 +13,6 @@ from lmgym.logs.timings import PARTS, timing_columns, timing_of
 from lmgym.logs.traces.trace import TraceEpisode, TraceStep
 from lmgym.viewer.episodes import episode_of_record, mean_advantage, row_tree, turn_texts
 from lmgym.viewer.explain import explanation
-from lmgym.viewer.formulas import FAMILIES, PAIRS
 from lmgym.viewer.rollouts import Moment
 from lmgym.viewer.runs import RunRecords
 
@@ -60,7 +59,7 @@ def step_tree(run: RunRecords, stage: int, step: int) -> dict[str, Any]:
     records = run.rollouts.records(Moment("train", stage, step))
     if not records:
         why = "; ".join(filter(None, [problem, *run.rollouts.problems]))
-        raise LmgymError(f"{run.name} has no answers of stage {stage} step {step}{why and f': {why}'}")
+        raise LmgymError(f"{run.name} has no answers of {Moment('train', stage, step)}{why and f': {why}'}")
     return tree | {"algorithm": "", "columns": step_columns(records), "note": problem or NO_TRACES}
 
 
@@ -94,14 +93,14 @@ def group_tree(run: RunRecords, stage: int, step: int, group: int) -> dict[str, 
     columns = step_tree(run, stage, step)["columns"]
     rows = [row for row, own in enumerate(columns["group"]) if own == group]
     if not rows:
-        raise LmgymError(f"{run.name} has no group {group} in stage {stage} step {step}")
+        raise LmgymError(f"{run.name} has no group {group} in {Moment('train', stage, step)}")
     wanted = [columns["index"][row] for row in rows]
     trace = _trace(run, stage, step)[0]
     episodes = run.answers(Moment("train", stage, step), wanted, trace)
     example = next((dict(episode.example) for episode in episodes.values()), {"id": columns["example"][rows[0]]})
     answers = [_answer_of_group(columns, row, episodes.get(columns["index"][row])) for row in rows]
     tree = {"stage": stage, "step": step, "group": group, "example": example, "answers": answers, "pair": None}
-    if trace is not None and FAMILIES.get(trace.algorithm) is PAIRS:
+    if trace is not None and trace.pairs:
         tree["pair"] = pair_of(columns, rows, episodes, bool(trace.fields.get("length_norm")))
     return tree
 
@@ -150,8 +149,9 @@ def answer_tree(run: RunRecords, moment: Moment, index: int, split: str | None =
     trace = _trace(run, moment.stage, moment.step)[0] if moment.kind == "train" else None
     episode = run.answers(moment, [index], trace, split).get(index)
     if episode is None:
-        where = f"stage {moment.stage} step {moment.step}"
-        raise LmgymError(f"answer {index} of {where} was not kept whole; `logs.traces` in the recipe says how many are")
+        raise LmgymError(
+            f"answer {index} of {moment} was not kept whole; `logs.traces` in the recipe says how many are"
+        )
     tokenizer = run.tokenizer
     tree = {name: value for name, value in vars(episode).items() if name != "rows"}
     tree |= {"kind": moment.kind, "stage": moment.stage, "step": moment.step, "split": split}
@@ -159,9 +159,8 @@ def answer_tree(run: RunRecords, moment: Moment, index: int, split: str | None =
     tree["rows"] = [row_tree(row, tokenizer) for row in episode.rows]
     tree |= {"tokenizer": tokenizer is not None, "texts": turn_texts(episode), "reason": "", "algorithm": ""}
     if trace is not None:
-        explained = explanation(trace, episode, run.token_limit(moment.stage))
         tree["seconds"] = answer_seconds(run.timing(moment.stage, moment.step), trace.episodes["index"].index(index))
-        return tree | _of_step(trace, episode) | {"explanation": explained}
+        return tree | _of_step(trace, episode) | {"explanation": explanation(trace, episode)}
     records = [one for one in run.rollouts.records(moment) if split in (None, one.get("split"))]
     return tree | {"mates": [one["index"] for one in records if one.get("group") == episode.group]}
 

@@ -17,7 +17,7 @@ from lmgym.experiments.named_models import find_model
 from lmgym.rollouts.rollout import collect
 from lmgym.stats.intervals import mean_interval, pass_at_k_each
 from lmgym.tasks.base import examples_from_prompts, load_task
-from lmgym.training.setup import held_out_examples, make_actor, training_examples
+from lmgym.training.setup import actor_of, held_out_examples, training_examples
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
@@ -70,7 +70,7 @@ def test_a_problem_of_the_task_reads_as_in_training(tmp_path: Path, options: dic
     assert isinstance(plain.prompt, str)
     problem = plain.prompt.removesuffix("\nAnswer:")
     [asked] = examples_from_prompts([problem], named.config.stages[-1].task, named.config.seed)
-    actor = make_actor(named.config, named.load())
+    actor = actor_of(named.config, named.load())
     episodes = collect([(0, trained)], actor, named.config.stages[-1].sampling, (0,))
     assert actor.encode_prompt(asked.prompt) == episodes[0].turns[0].prompt_ids
     [answered], _ = answer_prompts(named, [problem])

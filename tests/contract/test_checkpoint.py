@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from lmgym.core.errors import LmgymError
 from lmgym.inference.vllm.servers import write_weights
 from lmgym.models import lora
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.policy import Policy
 from lmgym.training.checkpoints import checkpoint
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
@@ -84,8 +84,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 def test_every_file_has_the_permissions_that_files_get_here(umask: int, mode: int, tmp_path: Path) -> None:
     before = os.umask(umask)
     try:
-        one = policy()
-        add_critic(one, separate=False)
+        one = with_critic(policy(), separate=False)
         checkpoint.save(tmp_path / "a", one, checkpoint.moments(moved(one).torch), {}, STATE, {})
         checkpoint.save_model(tmp_path / "b" / "final", one)
         one.save(tmp_path / "c")

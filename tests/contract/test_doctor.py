@@ -250,6 +250,16 @@ def test_a_main_reward_that_hardly_any_answer_earns_is_found_after_ten_steps(
     assert ("rarely_earned" in watched(steps).findings) == found
 
 
+@pytest.mark.parametrize(("valid", "found"), [(None, True), (4, False), (9, False)])
+def test_actions_are_called_invalid_if_not_one_of_ten_steps_was_valid(valid: int | None, found: bool) -> None:
+    """A single valid action among them is no finding: there is something to learn from."""
+    steps: list[Any] = []
+    for step in range(14):
+        steps.append(({"reward": 0.0, "environment/invalid": 0.99 if step == valid else 1.0}, [], None))
+    assert ("invalid_actions" in watched(steps).findings) == found
+    assert "invalid_actions" not in watched([({"reward": 0.0}, [], None)] * 14).findings
+
+
 def test_rules_that_had_too_little_to_judge_are_named_with_what_they_lack() -> None:
     numbers = {"reward": 0.5, "entropy": 1.0, "value/explained_variance": 0.5, "answers": 8}
     evaluation = {"reward": 0.5, "reward/low": 0.4, "reward/high": 0.6}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lmgym.cli.init import FILES
 from lmgym.cli.main import main
 from tests import runs
 from tests.runs import complaint
 
+FILES = ("recipe.yaml", "task.py", "reward.py", "test_project.py", "README.md")
 # Both commands that `lmgym init` names, in one process, which imports torch once.
 COMMANDS = """
 import sys, pytest

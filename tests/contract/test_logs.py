@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from rich.cells import cell_len
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.visible import visible
 from lmgym.inference.base import Sampling
 from lmgym.logs.console import Console, Pace, Sample
-from lmgym.logs.formatting import cell_width, duration, shorten, status, table_lines
+from lmgym.logs.formatting import duration, shorten, status, table_lines
 from lmgym.logs.plots.figures import (
     LONGEST_TEXT,
     Records,
@@ -444,10 +445,10 @@ def test_no_table_loses_a_cell(columns: int | None, monkeypatch: pytest.MonkeyPa
     lines = screen.getvalue().splitlines()
     for cell in (*names, *cells):
         assert sum(cell in line for line in lines) == (1 if cell in names else 3), cell
-    assert all(cell_width(line) <= (columns or 1000) for line in lines)
+    assert all(cell_len(line) <= (columns or 1000) for line in lines)
     if columns is None:
         assert all(any(heading in line for line in lines) for heading in headings)
-        assert len({cell_width(line[: line.index("256,")]) for line in lines if "256," in line}) == 1
+        assert len({cell_len(line[: line.index("256,")]) for line in lines if "256," in line}) == 1
 
 
 @given(
@@ -460,7 +461,7 @@ def test_table_lines_keep_every_cell(rows: list[tuple[str, str]], columns: int |
     for row, own in zip(rows, lines, strict=True):
         assert all(visible(cell).rstrip() in "\n".join(own) for cell in row)
     if head and columns:
-        assert max(map(cell_width, [*head, *(line for own in lines for line in own)])) <= columns
+        assert max(map(cell_len, [*head, *(line for own in lines for line in own)])) <= columns
 
 
 def test_a_conversation_is_shown_whole_with_its_roles() -> None:

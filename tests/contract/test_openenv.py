@@ -1,13 +1,19 @@
 """OpenEnv's environments: classes of its form in this process; its own server and client where they are installed."""
 
+import json
 import random
+import socket
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lmgym.core.errors import LmgymError
+from lmgym.envs import openenv
 from lmgym.envs.check import check_env
 from lmgym.envs.openenv import OpenEnv
 from lmgym.envs.vector import EnvFailure, InProcess
@@ -91,6 +97,61 @@ def test_what_is_no_observation_costs_the_episode() -> None:
     envs.begin([(0, GAME, 0)])
     (failure,) = envs.step([(0, "1", "eos")])
     assert isinstance(failure, EnvFailure) and "returned str; it must return an Observation" in failure.message
+
+
+class Library:
+    """In place of the library's client, which is not installed everywhere: it connects to whoever has a schema."""
+
+    def __init__(self, base_url: str) -> None: ...
+
+    def sync(self) -> "Library":
+        return self
+
+    def connect(self) -> None: ...
+
+    def reset(self, **arguments: Any) -> Any:
+        return SimpleNamespace(observation={"hint": "begin"}, reward=None, done=False)
+
+
+@pytest.mark.parametrize("reason", ["nobody listens", "an answer that is no JSON"])
+def test_a_server_that_is_starting_again_is_waited_for(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed server's episodes go on when it is there again, within the waits; the first attempts fail."""
+    monkeypatch.setattr(openenv, "_library", lambda: SimpleNamespace(GenericEnvClient=Library))
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+    made = list[HTTPServer]()
+
+    class Schema(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            schema = {"action": {"properties": {"number": {"type": "integer"}}, "required": ["number"]}}
+            self.wfile.write(json.dumps(schema).encode() if waited[-1:] == [2] else b"starting")
+
+        def log_message(self, *said: Any) -> None: ...
+
+    def start() -> None:
+        made.append(HTTPServer(("127.0.0.1", port), Schema))
+        threading.Thread(target=made[0].serve_forever, daemon=True).start()
+
+    waited = list[float]()
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if seconds == 2 and not made:
+            start()
+
+    monkeypatch.setattr(openenv.time, "sleep", wait)
+    if reason != "nobody listens":
+        start()
+    try:
+        opening = OpenEnv(url=f"http://127.0.0.1:{port}").reset(GAME, 0)
+    finally:
+        for server in made:
+            server.shutdown()
+            server.server_close()
+    assert opening == [{"role": "user", "content": "begin"}] and waited == [0.5, 1, 2]
 
 
 def test_a_server_gives_the_same_episode(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"prompt": "2+2=", "chosen": "4", "rejected": "4"}, {}, "are equal, '4'; a pair must differ"),
     ({"prompt": "2+2=", "chosen": "4", "rejected": " "}, {}, "the answer in column 'rejected' is empty"),
     ({"prompt": "", "chosen": "4", "rejected": "5"}, {}, "column 'prompt' must hold a text or a list of chat messages"),
-    ({"prompt": "2+2=", "chosen": 4, "rejected": "5"}, {}, "column 'chosen' must hold a text or a list of chat messages"),
+    ({"prompt": "2+2=", "chosen": 4, "rejected": "5"}, {}, "column 'chosen' must hold a text or a list of chat mess"),
     (
         {"prompt": "2+2=", "chosen": [assistant("4")], "rejected": [user("5")]},
         {},

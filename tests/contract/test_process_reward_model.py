@@ -19,7 +19,7 @@ from lmgym.rewards.learned import scorers
 from lmgym.rewards.learned.process import aggregated
 from lmgym.rollouts.given_answers import labelled_steps
 from lmgym.training.machine import choose_machine
-from lmgym.training.setup import load_weights, make_actor, newest_model
+from lmgym.training.setup import actor_of, load_weights, newest_model
 from lmgym.types import Example, LabelledStep
 from tests import learned_models as tiny
 from tests import runs
@@ -32,8 +32,8 @@ LLAMA = {"model": "builtin:tiny", "architecture": runs.ARCHITECTURE}
 def said_by_policy(run: Path, examples: list[Example], separator: str) -> list[list[float]]:
     """The probability of each step of the examples' answers, by the value head of the run's newest checkpoint."""
     config = load_config(run / "recipe.yaml")
-    policy = load_weights(config, choose_machine(config, run), newest_model(run))
-    batch = collate(labelled_steps(list(enumerate(examples)), make_actor(config, policy), separator), policy.pad_id)
+    policy = load_weights(config.policy, config.seed, choose_machine(config, run), newest_model(run))
+    batch = collate(labelled_steps(list(enumerate(examples)), actor_of(config, policy), separator), policy.pad_id)
     logits, _ = step_logits(batch, policy.compute_logprobs_no_grad(batch, values=True, last_values=True))
     values = iter(logits.double().sigmoid().tolist())
     return [[next(values) for _ in example.steps] for example in examples]

@@ -17,7 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import get
 from lmgym.rollouts.given_answers import rated_answers
 from lmgym.training.machine import choose_machine
-from lmgym.training.setup import load_weights, make_actor, newest_model
+from lmgym.training.setup import actor_of, load_weights, newest_model
 from lmgym.types import Example
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
@@ -29,8 +29,8 @@ LLAMA = "builtin:tiny"
 def scores_of_policy(run: Path, examples: list[Example]) -> tuple[list[str], list[Example], list[float]]:
     """All rated answers of the examples, and what the value head of the run's newest checkpoint says of each."""
     config = load_config(run / "recipe.yaml")
-    policy = load_weights(config, choose_machine(config, run), newest_model(run))
-    episodes = rated_answers(list(enumerate(examples)), make_actor(config, policy))
+    policy = load_weights(config.policy, config.seed, choose_machine(config, run), newest_model(run))
+    episodes = rated_answers(list(enumerate(examples)), actor_of(config, policy))
     batch = collate(episodes, policy.pad_id)
     said = policy.compute_logprobs_no_grad(batch, values=True, last_values=True).require("last_values")
     return [episode.text for episode in episodes], [episode.example for episode in episodes], said.tolist()

@@ -462,6 +462,9 @@ def test_one_step_of_grpo_says_all_that_moved(tmp_path: Path) -> None:
         assert all(not row.columns["advantages"].any() for row in rows if "logprobs" not in row.columns)
         loss = (together(computed, "weight/policy") * together(computed, "loss/policy")).sum()
         assert loss == pytest.approx(logged["loss/policy"], rel=1e-5, abs=1e-8)  # fp32 numbers added up
+        # At a ratio of 1 the surrogate's slope is the advantage.
+        pushed = together(computed, "weight/policy") * together(computed, "advantages")
+        assert together(computed, "push/policy") == pytest.approx(pushed, rel=1e-6)
         gap = np.abs(together(computed, "logprobs") - together(computed, "logprobs_sampler")).mean()
         assert gap == pytest.approx(logged["sampler_logprob_gap"], rel=1e-3, abs=1e-7)
         assert (together(computed, "ratio/mean") == 1).all() and (together(computed, "kl/old") == 0).all()
@@ -477,17 +480,19 @@ def test_one_step_of_grpo_says_all_that_moved(tmp_path: Path) -> None:
 COLUMNS: dict[str, tuple[set[str], set[str]]] = {  # of an algorithm: on all rows, and where the update has computed
     "ppo": (
         {"advantages", "returns", "values", "logprobs_old", "logprobs_ref"},
-        {"loss/policy", "loss/value", "weight/policy", "weight/value", "ratio/mean", "ratio/clipped", "kl/old"},
+        {"loss/policy", "loss/value", "weight/policy", "weight/value", "push/policy"}
+        | {"ratio/mean", "ratio/clipped", "kl/old"},
     ),
-    "trpo": ({"advantages", "returns", "values", "logprobs_old", "logprobs_ref"}, set()),
-    "supervised": ({"advantages"}, {"loss/policy", "weight/policy"}),
+    "trpo": ({"advantages", "returns", "values", "logprobs_old", "logprobs_ref"}, {"push/policy"}),
+    "supervised": ({"advantages"}, {"loss/policy", "weight/policy", "push/policy"}),
     "nlpo": (
         {"advantages", "returns", "values", "logprobs_old", "logprobs_ref"},
-        {"loss/policy", "loss/value", "weight/policy", "weight/value", "ratio/mean", "ratio/clipped", "kl/old"},
+        {"loss/policy", "loss/value", "weight/policy", "weight/value", "push/policy"}
+        | {"ratio/mean", "ratio/clipped", "kl/old"},
     ),
-    "distill": ({"advantages", "logprobs_teacher"}, {"loss/policy", "weight/policy", "kl/teacher"}),
+    "distill": ({"advantages", "logprobs_teacher"}, {"loss/policy", "weight/policy", "push/policy", "kl/teacher"}),
     "gkd": ({"advantages", "logprobs_old"}, {"loss/divergence", "weight/divergence"}),
-    "reinforce mean": ({"advantages"}, {"loss/policy", "weight/policy"}),
+    "reinforce mean": ({"advantages"}, {"loss/policy", "weight/policy", "push/policy"}),
 }
 
 

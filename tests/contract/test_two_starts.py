@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
+from lmgym.models.load import PolicySection, load_policy
 from lmgym.tasks.base import load_task
 from lmgym.types import Example
 from tests import runs
@@ -41,9 +43,15 @@ class Sayings(Console):
 
 def wanders(texts: list[str], examples: list[Example]) -> list[float]:
     """A reward that leaves the process in another directory."""
-    Path("elsewhere").mkdir()
+    Path("elsewhere").mkdir(exist_ok=True)
     os.chdir("elsewhere")
     return [float(len(text)) for text in texts]
+
+
+def strayed(split: str) -> list[Example]:
+    """A task that leaves the process in another directory."""
+    os.chdir("/")
+    return overtaken(split)
 
 
 def test_the_slower_of_two_new_runs_leaves_the_faster_one_alone(tmp_path: Path) -> None:
@@ -79,11 +87,32 @@ def test_a_file_system_that_cannot_lock_is_said_and_trained_in(tmp_path: Path, m
 def test_user_code_that_changes_the_directory_moves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A plug-in, a task and a reward that do; data that are streamed, a second stage and a teacher read relative paths
+    later, and the recipe keeps these as they were written."""
     monkeypatch.chdir(tmp_path)
-    rewards = {"tests.contract.test_two_starts:wanders": {"pool": False}}
-    recipe = runs.write(tmp_path / "recipe.yaml", **SHORT, rewards=rewards)
+    (tmp_path / "strays.py").write_text("import os\nos.makedirs('elsewhere', exist_ok=True)\nos.chdir('elsewhere')\n")
+    for name in ("train", "test"):
+        rows = [{"prompt": f"{name} {n}=", "references": [str(n)]} for n in range(8)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    policy = load_policy(PolicySection(architecture=runs.ARCHITECTURE, device="cpu"))
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    data = {"name": "jsonl", "path": "train.jsonl", "test_path": "test.jsonl", "streaming": True}
+    gkd = {"name": "gkd", "teacher": "model", "group_size": 1}
+    stages = [
+        {"name": "first", "task": "tests.contract.test_two_starts:strayed", "steps": 1, "prompts_per_step": 1},
+        {"name": "second", "task": data, "steps": 2, "prompts_per_step": 1},
+        {"name": "third", "task": data, "steps": 1, "prompts_per_step": 1, "algorithm": gkd},
+    ]
+    rest = {"policy": {"model": "model", "device": "cpu"}, "evaluation": SHORT["evaluation"], "plugins": ["strays.py"]}
+    rest |= {"rewards": {"tests.contract.test_two_starts:wanders": {"pool": False}}, "task": None, "steps": None}
+    recipe = runs.write(tmp_path / "recipe.yaml", **rest, prompts_per_step=None, stages=stages)
     assert main(["train", str(recipe), "out=here"]) == 0
-    assert "model: here/final" in capsys.readouterr().out
-    assert Path.cwd() != tmp_path
+    said = capsys.readouterr()
+    assert "model: here/final" in said.out and "some code has changed the directory" in said.out + said.err
     assert (tmp_path / "here/checkpoints").is_dir() and (tmp_path / "here/summary.json").is_file()
+    written = (tmp_path / "here/recipe.yaml").read_text()
+    assert "path: train.jsonl" in written and "model: model\n" in written
     assert not [path for path in (tmp_path / "elsewhere").rglob("*") if path.name != "elsewhere"]
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "here", "stages.third.steps=2"]) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import HIDDEN, replacing
-from lmgym.logs.plots.figures import save_figure
+from lmgym.logs.plots.figures import figure_of
 from lmgym.logs.rewind import rewind
 from lmgym.training.checkpoints.checkpoint import write_text
 from lmgym.training.run import lock_folder
@@ -29,9 +29,8 @@ def mine(tmp_path: Path) -> Path:
 
 
 def picture(out: Path) -> None:
-    from matplotlib.figure import Figure
-
-    save_figure(Figure(), out)
+    with figure_of(out, 4, 3):
+        pass
 
 
 WRITERS = {

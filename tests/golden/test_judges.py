@@ -511,6 +511,7 @@ class Dripping:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"{"),  # the body
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n{\r\n"),
         (b"HTTP/1.1 500 No\r\nContent-Length: 9999\r\n\r\n", b"."),  # the body of an error
+        (b"HTTP/1.1 200 OK\r\n\r\n", b" "),  # a body without a length: the end of the connection looks like its own
     ],
 )
 def test_a_reply_that_drips_is_given_up_at_the_limit(first: bytes, drip: bytes) -> None:

@@ -31,7 +31,7 @@ from lmgym.functional.sampling import draw
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import builtin_model
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.distributions import logprobs_of_logits
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Restriction, Turn
@@ -351,8 +351,7 @@ def conversations(seed: int) -> list[Episode]:
 
 def in_double(seed: int) -> Policy:
     policy = Policy(models.in_double(models.gpt2(seed)), models.tokenizer(), compute=torch.float64)
-    add_critic(policy, separate=False)
-    return policy
+    return with_critic(policy, separate=False)
 
 
 def ready(algorithm: PPO, seed: int, **changes: Any) -> Batch:

@@ -21,7 +21,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.functional import truncation
 from lmgym.models import lora
 from lmgym.models.builtin import builtin_model
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.fisher import FisherProduct, joined
@@ -173,10 +173,10 @@ def weights_of(policy: Policy) -> Tensor:
     return joined(policy.parameters()).clone()
 
 
-def trained(policy: Policy, separate: bool = False, **section: Any) -> Optimizer:
-    """The optimizer of a policy that gets a critic."""
-    add_critic(policy, separate)
-    return make_optimizer(TRPO(), policy, OptimizerSection(**section))
+def trained(policy: Policy, separate: bool = False, **section: Any) -> tuple[Policy, Optimizer]:
+    """The policy with a critic, and its optimizer."""
+    policy = with_critic(policy, separate)
+    return policy, make_optimizer(TRPO(), policy, OptimizerSection(**section))
 
 
 TOLERANCE = 1e-10  # of a gradient, or of a product with the matrix: fp64 rounds sums of a thousand numbers by 1e-13
@@ -258,7 +258,7 @@ def test_micro_batches_padding_and_row_order_move_nothing(
 @pytest.mark.parametrize("name", ["llama", "gpt2, tied", "bart, tied", "llama, adapters"])
 def test_a_step_is_that_of_the_dense_system(name: str) -> None:
     policy = policy_of(name)
-    batch, optimizer = batch_of(policy), trained(policy)
+    batch, (policy, optimizer) = batch_of(policy), trained(policy)
     matrix, gradient = dense(policy, batch)
     damped = matrix + 0.1 * torch.eye(len(matrix), dtype=torch.float64)
     direction = torch.linalg.solve(damped, gradient)
@@ -275,7 +275,7 @@ def test_a_step_is_that_of_the_dense_system(name: str) -> None:
 @pytest.mark.parametrize("delta", [1e-5, 1.0])
 def test_an_accepted_step_keeps_to_delta_and_improves(delta: float) -> None:
     policy = policy_of("gpt2, tied")
-    batch, optimizer = batch_of(policy), trained(policy)
+    batch, (policy, optimizer) = batch_of(policy), trained(policy)
     old = [(logprobs.detach(), token, advantage) for logprobs, token, advantage in written_out(policy, batch)]
     metrics = trust_region(TRPO(delta=delta, damping=1e-3), policy, batch, optimizer)
     new = [(logprobs.detach(), token, advantage) for logprobs, token, advantage in written_out(policy, batch)]
@@ -290,7 +290,7 @@ def test_an_accepted_step_keeps_to_delta_and_improves(delta: float) -> None:
 
 def test_a_step_too_long_is_refused_and_leaves_no_trace() -> None:
     policy = policy_of("gpt2, tied")
-    batch, optimizer = batch_of(policy), trained(policy)
+    batch, (policy, optimizer) = batch_of(policy), trained(policy)
     before = copy.deepcopy(policy.model.state_dict())
     metrics = trust_region(TRPO(delta=3.0, damping=1e-3, line_search_steps=1), policy, batch, optimizer)
     assert all(torch.equal(number, before[name]) for name, number in policy.model.state_dict().items())
@@ -323,7 +323,7 @@ def test_the_gap_to_the_sampler_is_that_of_sampled_answers() -> None:
 
 def test_without_a_gradient_only_the_critic_moves() -> None:
     policy = policy_of("gpt2, tied")
-    batch, optimizer = batch_of(policy), trained(policy)
+    batch, (policy, optimizer) = batch_of(policy), trained(policy)
     before = weights_of(policy)
     metrics = trust_region(TRPO(), policy, batch.replace(advantages=0 * batch.advantages), optimizer)
     assert torch.equal(weights_of(policy), before) and metrics["updates"] == metrics["gradient_norm"] == 0
@@ -334,7 +334,7 @@ def test_a_gradient_that_is_not_finite_is_an_error() -> None:
     policy = policy_of("gpt2, tied")
     batch, before = batch_of(policy), weights_of(policy)
     with pytest.raises(LmgymError, match="not finite"):
-        trust_region(TRPO(), policy, batch.replace(advantages=batch.advantages * math.inf), trained(policy))
+        trust_region(TRPO(), policy, batch.replace(advantages=batch.advantages * math.inf), trained(policy)[1])
     assert torch.equal(weights_of(policy), before)
 
 
@@ -364,7 +364,9 @@ def test_regression_by_the_head_leaves_the_trunk() -> None:
     """One step of plain RMSprop from a head of zeros, against the gradient of mean (w h - R)^2 written out."""
     policy = policy_of("gpt2, tied")
     batch = batch_of(policy)
-    optimizer = trained(policy, learning_rate=0.1, max_gradient_norm=0.0, weight_decay=0.0, name="rmsprop", alpha=0.0)
+    policy, optimizer = trained(
+        policy, learning_rate=0.1, max_gradient_norm=0.0, weight_decay=0.0, name="rmsprop", alpha=0.0
+    )
     before = copy.deepcopy(policy.model.state_dict())
     metrics = critic_steps(TRPO(critic_epochs=1, value_coefficient=1.0), policy, batch, optimizer)
     row, column = batch.actions.nonzero(as_tuple=True)
@@ -382,7 +384,7 @@ def test_regression_by_the_head_leaves_the_trunk() -> None:
 @pytest.mark.parametrize("separate", [False, True])
 def test_epochs_of_regression_fit_the_returns(separate: bool) -> None:
     policy = policy_of("gpt2, tied")
-    batch, optimizer = batch_of(policy), trained(policy, separate, learning_rate=0.01)
+    batch, (policy, optimizer) = batch_of(policy), trained(policy, separate, learning_rate=0.01)
     assert len(optimizer.parameters) == (len(policy.parameters()) + 1 if separate else 1)
     before = weights_of(policy)
     algorithm = TRPO(critic_epochs=20, critic_minibatches=3)

@@ -15,7 +15,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models import hooks, load
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from tests import models, rounding, runs
@@ -132,10 +132,9 @@ def test_less_is_kept_for_backward() -> None:
 
 
 def test_a_critic_of_its_own_is_checkpointed_too() -> None:
-    usual, again = (policy_of("builtin:tiny", on) for on in (False, True))
+    usual, again = (with_critic(policy_of("builtin:tiny", on), separate=True) for on in (False, True))
     batch, found = batch_for(usual), []
     for policy in (usual, again):
-        add_critic(policy, separate=True)
         assert policy.critic is not None and policy.critic.value_head is not None
         policy.critic.value_head.weight.data.fill_(0.5)
         found.append(measured(policy, batch)[1])

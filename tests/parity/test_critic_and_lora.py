@@ -16,7 +16,7 @@ from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.models import copies, lora
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.policy import VALUE_HEAD, Policy
@@ -56,7 +56,7 @@ def policy_of(model: str, critic: str = "none", **more: Any) -> Policy:
     else:
         models.sharpen(policy.model)
     if critic != "none":
-        add_critic(policy, separate=critic == "separate")
+        policy = with_critic(policy, separate=critic == "separate")
         owner = policy.critic or policy
         assert owner.value_head is not None
         disturb([owner.value_head.weight], seed=3)
@@ -129,8 +129,7 @@ def test_values_are_the_head_on_the_state_before_each_action(model: str, path: s
 @every_model
 @pytest.mark.parametrize("separate", [False, True])
 def test_a_new_value_function_says_zero(model: str, separate: bool) -> None:
-    policy = policy_of(model)
-    add_critic(policy, separate)
+    policy = with_critic(policy_of(model), separate)
     scored = policy.compute_logprobs(batch_for(policy), values=True, last_values=True)
     assert scored.values is not None and scored.last_values is not None
     assert not bool(scored.values.any()) and not bool(scored.last_values.any())
@@ -140,8 +139,7 @@ def test_a_new_value_function_says_zero(model: str, separate: bool) -> None:
         and head.bias is None
         and sum(p.numel() for p in policy.critic_parameters()) >= head.weight.numel()
     )
-    add_critic(policy, separate)  # does nothing where there is one
-    assert (policy.critic or policy).value_head is head
+    assert with_critic(policy, separate) is policy
 
 
 def test_values_without_a_value_function_are_refused() -> None:
@@ -193,7 +191,7 @@ def test_the_critic_has_a_learning_rate_of_its_own(model: str, critic: str) -> N
 def test_a_critic_learns_the_returns(make: Callable[[], Any]) -> None:
     """Thirty steps on one batch of a shared trunk: the squared error falls to a third."""
     policy = policy_of("builtin:tiny_bart")
-    add_critic(policy, separate=False)
+    policy = with_critic(policy, separate=False)
     algorithm = make()
     optimizer = Optimizer(policy.parameters(), OptimizerSection(learning_rate=3e-3), policy.critic_parameters())
     batch = prepare(batch_for(policy), policy, {}, algorithm)

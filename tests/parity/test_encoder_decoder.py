@@ -29,7 +29,7 @@ from lmgym.envs.base import Step
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.hf_cache import EncoderDecoderReader
 from lmgym.inference.sampler import Sampler
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.families import FAST_ENCODER_DECODERS
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
@@ -462,7 +462,7 @@ def test_each_turn_of_a_conversation_is_a_row_that_reads_all_before_it(family: s
 def test_the_credit_of_a_conversation_runs_through_its_rows() -> None:
     """GAE by hand over the tokens of both turns, one after the other: A_t = delta_t + gamma lambda A_(t+1)."""
     policy, gamma, lam = policy_of("bart"), 0.9, 0.8
-    add_critic(policy, separate=False)
+    policy = with_critic(policy, separate=False)
     assert policy.value_head is not None
     policy.value_head.weight.data.normal_(generator=torch.Generator().manual_seed(0))
     batch = models.batch_of(conversations(policy))

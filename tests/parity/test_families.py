@@ -26,7 +26,7 @@ from lmgym.models.attention.rules import Rule
 from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.families import FAST_FAMILIES, context_length, trunk_of
-from lmgym.models.fast_path import choose_path
+from lmgym.models.fast_path import route_of
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.training.machine import choose_machine
@@ -120,7 +120,7 @@ def model_of(family: str) -> Any:
 def policy_of(family: str, **settings: Any) -> Policy:
     """On the path that a recipe would give it, or on that of `fast`."""
     policy = Policy(model_of(family), models.tokenizer(), **settings)
-    return policy if "fast" in settings else choose_path(policy)
+    return policy if "fast" in settings else policy.but(**vars(route_of(policy)))
 
 
 def batch_of_rows() -> Batch:
@@ -397,9 +397,8 @@ def test_numbers_that_explicit_scores_keep_for_a_pair(rule: Rule, numbers: int) 
 
     seen = torch.ones(64, 64, dtype=torch.bool).tril()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = rules.attention(
-            query, keys, values, seen, None, rules.Asked(rule, torch.zeros(4) if rule.sinks else None)
-        )
+        asked = rules.Asked(None, rule, torch.zeros(4) if rule.sinks else None)
+        out = rules.attention(query, keys, values, seen, asked)
     pairs = 2 * 4 * 64 * 64
     assert sum(number for number in kept.values() if number >= pairs) // pairs == numbers
     assert out.requires_grad
@@ -457,7 +456,7 @@ def test_an_old_run_folder_stays_on_its_path(tmp_path: Path) -> None:
     stage = Stage(task={"name": "arithmetic"}, rewards={"length": 1.0})
     config = Config(policy=saved("cohere2", tmp_path / "tried"), stages=[stage])
     machine = replace(choose_machine(config, None), compute="float32")
-    assert not load_weights(config, machine, None).fast
-    assert load_weights(config, replace(machine, path="fast"), None).fast
+    assert not load_weights(config.policy, config.seed, machine, None).fast
+    assert load_weights(config.policy, config.seed, replace(machine, path="fast"), None).fast
     listed = replace(config, policy=saved("llama", tmp_path / "listed"))
-    assert load_weights(listed, machine, None).fast
+    assert load_weights(listed.policy, listed.seed, machine, None).fast

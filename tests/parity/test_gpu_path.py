@@ -13,13 +13,14 @@ from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.inference import decoder
 from lmgym.inference.base import Request, Sampling
+from lmgym.inference.in_process import make_engine
 from lmgym.inference.kernels import cuda_graphs
 from lmgym.inference.sampler import Sampler
 from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import PackedGroups
+from lmgym.models.attention.rules import Asked
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
-from lmgym.training.engines import make_engine
 from tests import models, rounding, runs
 from tests.parity.test_families import FAST, gradients, model_of, of_hugging_face, policy_of
 from tests.parity.test_sampler import requests
@@ -68,7 +69,7 @@ def test_the_kernel_itself_with_its_blocks_gives_the_same(scale: float | None) -
     allowed = layout.allowed[0, 0]
     blocks = create_block_mask(lambda b, h, q, k: allowed[q, k], None, None, 347, 347, device="cpu")
     out = flex_attention(query, key, value, block_mask=blocks, scale=scale, enable_gqa=True).transpose(1, 2)
-    ours, padded = (cls.attend(layout, 0, query, key, value, scale) for cls in (FlexGroups, PackedGroups))
+    ours, padded = (cls.attend(layout, 0, query, key, value, Asked(scale)) for cls in (FlexGroups, PackedGroups))
     # 16 products in each score, a softmax over up to 347 keys, and as many values, of which none is larger than 5.
     tolerance = rounding.rounding(16 + 2 * 347, float(value.abs().max()))
     assert torch.allclose(ours, out, atol=tolerance) and torch.allclose(ours, padded, atol=tolerance)
@@ -123,7 +124,7 @@ def test_a_replayed_graph_gives_what_the_step_gives(family: str, monkeypatch: py
 def test_a_recipe_asks_for_them() -> None:
     config = build_config(runs.tiny(engine={"captured": True}, policy={"model": "builtin:tiny", "attention": "flex"}))
     policy = load_policy(config.policy)
-    assert policy.flex and make_engine(config, policy).captured
+    assert policy.flex and make_engine(config.engine, policy).captured
 
 
 def test_what_they_do_not_serve_is_refused() -> None:

@@ -19,7 +19,7 @@ from lmgym.inference.proof import prove
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.models import copies, lora
-from lmgym.models.critic import add_critic
+from lmgym.models.critic import with_critic
 from lmgym.models.kernels import onednn_products
 from lmgym.models.kernels.fused_logprobs import FusedLogprobs
 from lmgym.models.kernels.onednn_products import OneDNNLinear, weight_of
@@ -40,8 +40,8 @@ def policy_of(family: str) -> Policy:
     """A policy whose products are oneDNN's. (The model itself is shared between tests, and so is copied.)"""
     one = encoder_decoder.policy_of(family) if family in ("t5", "bart") else families.policy_of(family)
     one = one.with_model(copy.deepcopy(one.model))
-    one.use_onednn()
-    return one
+    onednn_products.use_in(one.model)
+    return one.but(onednn=True)
 
 
 def by_torch(policy: Policy) -> Policy:
@@ -157,8 +157,7 @@ def test_gradients_do_not_depend_on_the_cut_and_on_padding(family: str) -> None:
 
 def test_copies_have_the_products_with_their_own_weights() -> None:
     """A copy that trains, one that does not, a critic; and after an answer no weights stay laid out."""
-    policy = policy_of("llama")
-    add_critic(policy, separate=True)
+    policy = with_critic(policy_of("llama"), separate=True)
     assert policy.critic is not None
     batch = families.batch_of_rows()
     before = policy.compute_logprobs_no_grad(batch).logprobs
@@ -180,7 +179,7 @@ def test_adapters_multiply_so_too() -> None:
     pytest.importorskip("peft")
     policy = policy_of("llama")
     lora.add_lora(policy.model, 2, 4.0, "all-linear", 0)
-    policy.use_onednn()
+    onednn_products.use_in(policy.model)  # the adapters' layers are new
     plain, batch = by_torch(policy), families.batch_of_rows()
     with torch.no_grad():  # new adapters are the product of something and 0
         for one, other in zip(policy.parameters(), plain.parameters(), strict=True):

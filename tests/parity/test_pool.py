@@ -6,18 +6,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 
 from lmgym.config.build import build_config
 from lmgym.core import availability, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.launch import RANK_LOST
 from lmgym.inference.base import Request, Sampling
+from lmgym.inference.in_process import make_engine
+from lmgym.inference.kinds import EngineSection
 from lmgym.inference.pool import ray_generators
 from lmgym.inference.pool.generator import Call
 from lmgym.inference.pool.pool import Here, InUnits
@@ -28,7 +32,6 @@ from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.without_weights import with_weights, without_weights
 from lmgym.training.checkpoints import manifest
-from lmgym.training.engines import make_engine
 from tests import runs
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_environments import NUMBERS
@@ -198,9 +201,9 @@ def test_a_policy_comes_back_from_its_parts() -> None:
 
 
 def test_a_recipes_unit_is_what_one_process_computes_together() -> None:
-    engine = make_engine(build_config(runs.tiny(engine=ONE)), policy())
+    engine = make_engine(build_config(runs.tiny(engine=ONE)).engine, policy())
     assert isinstance(engine, InUnits) and engine.units.size == UNIT
-    assert isinstance(make_engine(build_config(runs.tiny()), policy()), Sampler)
+    assert isinstance(make_engine(EngineSection(), policy()), Sampler)
 
 
 def test_a_pool_chooses_its_units_once(cluster: None, tmp_path: Path) -> None:
@@ -281,25 +284,57 @@ def test_a_pool_without_ray_says_how_to_install_it(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "run").exists()
 
 
-def test_ray_that_dies_on_this_machine_is_said_and_the_run_goes_on(tmp_path: Path) -> None:
-    """With the status of a lost rank, which `--restarts` starts again; the end is that of a run that nobody touched."""
-    changes: dict[str, Any] = {"checkpoint": {"every": 1, "keep": 2}, "steps": 8, "evaluation": {"every": 0}}
-    engine, run = {"name": "pool", "workers": 1, "threads": 1, "unit": UNIT}, tmp_path / "run"
-    recipe = runs.write(tmp_path / "recipe.yaml", engine=engine, **changes)
+def left_alone(tmp_path: Path, lose: Callable[[subprocess.Popen[bytes]], None], **engine: Any) -> str:
+    """What a run on a pool says that loses a part of Ray (`lose`) after two checkpoints. It ends with the status of a
+    lost rank, which `--restarts` starts again, and can be resumed."""
+    changes: dict[str, Any] = {"checkpoint": {"every": 1, "keep": 2}, "steps": 5000, "evaluation": {"every": 0}}
+    pool, run = {"name": "pool", "workers": 1, "threads": 1, "unit": UNIT, **engine}, tmp_path / "run"
+    recipe = runs.write(tmp_path / "recipe.yaml", engine=pool, **changes)
     with (tmp_path / "output.txt").open("wb") as output:
         line = [sys.executable, "-m", "lmgym", "train", str(recipe), f"out={run}"]
         training = subprocess.Popen(line, cwd=runs.ROOT, stdout=output, stderr=output)
-        while newest_step(run) < 2:
-            assert training.poll() is None, (tmp_path / "output.txt").read_text()
-            time.sleep(0.02)
-        for process in descendants(training.pid):
-            if b"/raylet/raylet\0" in Path(f"/proc/{process}/cmdline").read_bytes():
-                os.kill(process, signal.SIGKILL)
-        assert training.wait() == RANK_LOST, (tmp_path / "output.txt").read_text()
-    said = (tmp_path / "output.txt").read_text()
-    assert "lmgym: Ray has ended on this machine" in said and "Traceback" not in said
-    one = runs.run(tmp_path / "one", engine=ONE, **changes)
-    assert_equal_runs(one, runs.run(run, engine=ONE, **changes), but=RECIPE)
+        try:
+            while newest_step(run) < 2:
+                assert training.poll() is None, (tmp_path / "output.txt").read_text()
+                time.sleep(0.02)
+            lose(training)
+            assert training.wait() == RANK_LOST, (tmp_path / "output.txt").read_text()
+        finally:
+            training.kill()
+    steps = newest_step(run) + 2
+    runs.run(run, engine=ONE, **changes | {"steps": steps})
+    assert newest_step(run) == steps
+    return (tmp_path / "output.txt").read_text()
+
+
+def kill_of_ray(training: subprocess.Popen[bytes], program: bytes) -> None:
+    """Kill the processes of Ray that run this program and were started for the run."""
+    for process in descendants(training.pid):
+        if program in Path(f"/proc/{process}/cmdline").read_bytes():
+            os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [
+        (b"/raylet/raylet\0", "lmgym: Ray has ended on this machine"),
+        (b"/gcs/gcs_server\0", "has not answered for 30 seconds, and Ray ends without it"),
+    ],
+)
+def test_ray_that_dies_is_said_and_the_run_goes_on(tmp_path: Path, program: bytes, sentence: str) -> None:
+    said = left_alone(tmp_path, partial(kill_of_ray, program=program))
+    assert sentence in said and "Traceback" not in said
+
+
+def test_a_cluster_that_has_become_too_small_is_named(tmp_path: Path) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        node = cluster.add_node(num_cpus=1)
+        lose = lambda training: cluster.remove_node(node, allow_graceful=False)  # noqa: E731
+        said = left_alone(tmp_path, lose, workers=2, address=cluster.address)
+    finally:
+        cluster.shutdown()
+    assert "a machine of Ray's cluster has gone: 1 CPUs are left, and the generators need 2" in said
 
 
 def test_an_address_where_no_ray_listens_is_named_at_once() -> None:

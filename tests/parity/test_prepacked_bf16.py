@@ -135,11 +135,16 @@ def test_a_run_chooses_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(load, "choose_prepacked", lambda compute, _: asked.append(compute) or True)
     tree = {**runs.TINY, "policy": {**runs.TINY["policy"], "compute": "bfloat16"}}
     config = build_config(tree)
-    assert setup.load_weights(config, Machine(threads=1), None).prepacked and asked == [torch.bfloat16]
+    assert setup.load_weights(config.policy, config.seed, Machine(threads=1), None).prepacked and asked == [
+        torch.bfloat16
+    ]
     Machine(threads=1, compute="bfloat16", prepacked=False).write(tmp_path)
     machine = choose_machine(config, tmp_path)
-    assert not setup.load_weights(config, machine, None).prepacked and len(asked) == 1
-    assert setup.load_weights(config, replace(machine, compute="float32"), None).prepacked and len(asked) == 2
+    assert not setup.load_weights(config.policy, config.seed, machine, None).prepacked and len(asked) == 1
+    assert (
+        setup.load_weights(config.policy, config.seed, replace(machine, compute="float32"), None).prepacked
+        and len(asked) == 2
+    )
 
 
 def test_a_damaged_choice_is_named(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks import model_families
+from benchmarks import model_families, small_configs
 from benchmarks.small_configs import small_config
 from lmgym.cli.main import main
-from lmgym.config.schema import EngineSection
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Decoding, Request, Sampling
+from lmgym.inference.kinds import EngineSection
 from lmgym.inference.proof import Gap, Proof, _attempt, _special, own_logprobs, proofs_of, prove, sample
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
@@ -149,7 +149,7 @@ def test_a_quantized_base_is_compared_with_itself(bits: Any, tmp_path: Path) -> 
 
 def test_the_bound_grows_with_rounding_and_spares_experts_the_quantile() -> None:
     dense, mixture = (
-        Policy(model_families.small_model(CAUSAL, name), models.tokenizer()) for name in ("llama", "mixtral")
+        Policy(small_configs.small_model(CAUSAL, name), models.tokenizer()) for name in ("llama", "mixtral")
     )
     bound, double = bound_of(dense, spread=1.0), bound_of(dense, spread=2.0)
     assert double.mean == pytest.approx(2 * bound.mean)
@@ -194,14 +194,14 @@ CONTEXTS = {"gemma3": 64, "mpt": 64, "roberta": 64 - 2, "dbrx": 64, "whisper": 6
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_the_context_is_found_whatever_it_is_called(name: str, tmp_path: Path) -> None:
     """RoBERTa's padding id is 1, so its first position is 2."""
-    model = model_families.small_model(CAUSAL, name)
+    model = small_configs.small_model(CAUSAL, name)
     assert Policy(model, models.tokenizer()).context == CONTEXTS[name]
     model.save_pretrained(tmp_path)
     assert shapes_of(PolicySection(model=str(tmp_path), device="cpu")).context == CONTEXTS[name]
 
 
 def test_the_last_position_of_a_roberta_can_be_read() -> None:
-    policy = Policy(model_families.small_model(CAUSAL, "roberta"), models.tokenizer())
+    policy = Policy(small_configs.small_model(CAUSAL, "roberta"), models.tokenizer())
     context = policy.context
     assert context is not None
     with torch.no_grad():
@@ -221,7 +221,7 @@ def test_damaged_weights_are_named() -> None:
 
 @pytest.mark.parametrize("name", ["minimax", "bamba"])
 def test_greedy_answers_equal_generate_where_a_cache_knows_no_length(name: str) -> None:
-    model: Any = model_families.small_model(CAUSAL, name)
+    model: Any = small_configs.small_model(CAUSAL, name)
     ours = test_families.greedy(Policy(model, models.tokenizer()), rows=64)
     theirs = [test_families.generated(model, prompt, [models.EOS]) for prompt in test_families.PROMPTS]
     assert [answer.ids for answer in ours] == theirs
@@ -231,7 +231,7 @@ def test_greedy_answers_equal_generate_where_a_cache_knows_no_length(name: str) 
 @pytest.mark.parametrize("name", ["roberta", "moshi"])
 def test_generate_reads_what_the_sampler_reads(name: str) -> None:
     """Hugging Face's `generate` for evaluations: from RoBERTa's first position on, and without Moshi's cache."""
-    policy = Policy(model_families.small_model(CAUSAL, name), models.tokenizer())
+    policy = Policy(small_configs.small_model(CAUSAL, name), models.tokenizer())
     requests = [Request(prompt, place) for place, prompt in enumerate(test_families.PROMPTS)]
     greedy = {"temperature": 0.0, "max_new_tokens": test_families.NEW}
     ours = Sampler(policy).generate(requests, Sampling(**greedy))

@@ -31,6 +31,14 @@ CASES: dict[str, dict[str, Any]] = {
         "policy": policy_section("builtin:tiny_bart", compute="bfloat16"),
         "algorithm": {"name": "grpo", "group_size": 4},
     },
+    "causal, bf16, critic apart": {
+        "policy": policy_section("builtin:tiny", critic="separate", compute="bfloat16"),
+        "algorithm": PPO,
+    },
+    "causal, bf16, adapters": {
+        "policy": policy_section("builtin:tiny", compute="bfloat16", **LORA),
+        "algorithm": {"name": "grpo", "group_size": 4, "kl_coefficient": 0.1},
+    },
     "rmsprop": {
         "algorithm": {"name": "a2c"},
         "optimizer": {"name": "rmsprop", "learning_rate": 0.003, "critic_learning_rate": 0.01, "schedule": "linear"},

@@ -145,5 +145,4 @@ def test_what_cannot_be_cut_is_refused(changes: dict[str, Any], said: str) -> No
 
 def test_one_process_holds_everything() -> None:
     policy = load_policy(PolicySection(**runs.TINY["policy"]))
-    shard_policy(policy, ALONE)
-    assert policy.skeleton is None
+    assert shard_policy(policy, ALONE) is policy

@@ -38,10 +38,10 @@ from lmgym.inference.vllm import here as vllm_here
 from lmgym.inference.vllm import servers as vllm_servers
 from lmgym.inference.vllm.engine import SPARE, VLLM, weights_of
 from lmgym.inference.vllm.here import Here
+from lmgym.inference.vllm.kind import lost_updates
 from lmgym.inference.vllm.servers import Servers, write_weights
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
-from lmgym.training.engines import lost_updates
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lmgym.models.attention import cpu
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.packed import PackedGroups, PackedRows
+from lmgym.models.attention.rules import Asked
 from lmgym.models.policy import Policy
 from tests import models, rounding
 
@@ -25,7 +26,7 @@ def ours_and_theirs(pair: tuple[Any, Any], tokens: int, heads: tuple[int, int], 
     ]
     brought = torch.randn(1, tokens, heads[0], 8, generator=generator, dtype=torch.float64)
     for layout in pair:
-        out = layout.attend(0, *inputs, scale)
+        out = layout.attend(0, *inputs, Asked(scale))
         yield [out, *torch.autograd.grad(out, inputs, brought)]
 
 
@@ -58,7 +59,7 @@ def test_the_order_of_groups_moves_no_bit(order, seed) -> None:
         """Of the groups as they are numbered, one row each."""
         layout = BlockGroups([prompts[i] for i in order], [own[i] for i in order], torch.arange(5), CPU)
         packed = torch.cat([tokens[i] for i in order] + [tokens[5 + i] for i in order], 2)
-        out = layout.attend(0, *packed.transpose(2, 3), None)[0]
+        out = layout.attend(0, *packed.transpose(2, 3), Asked(None))[0]
         parts = out.split([prompts[i] for i in order] + [own[i] for i in order])
         return torch.cat([torch.cat([parts[order.index(i)], parts[5 + order.index(i)]]) for i in range(5)])
 
@@ -111,8 +112,8 @@ def test_under_autocast_queries_in_fp32_meet_values_in_bf16() -> None:
     layout = BlockGroups([5, 9], [4, 6, 6], torch.tensor([1, 0, 0]), CPU)
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 2, 30, 16).bfloat16().float() for _ in range(3))
-    out = layout.attend(0, query, key, value.bfloat16(), None)
-    expected = layout.attend(0, query, key, value, None)
+    out = layout.attend(0, query, key, value.bfloat16(), Asked(None))
+    expected = layout.attend(0, query, key, value, Asked(None))
     # Shares and outputs round to bf16, of each of two blocks and of their sum.
     loose = rounding.rounding(2 * 2 + 1, float(value.abs().max()), torch.bfloat16)
     assert out.dtype == torch.bfloat16 and torch.allclose(out.float(), expected, rtol=0, atol=loose)
@@ -126,9 +127,9 @@ def test_gradients_in_bf16_are_those_of_fp64_but_for_rounding(short: int, monkey
     layout, torch_seed = BlockGroups([5, 9], [4, 6, 6], torch.tensor([1, 0, 0]), CPU), torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, 2, 30, 16, generator=torch_seed).bfloat16().requires_grad_() for _ in range(3)]
     brought = torch.randn(1, 30, 2, 16, generator=torch_seed).bfloat16()
-    found = torch.autograd.grad(layout.attend(0, *inputs, None), inputs, brought)
+    found = torch.autograd.grad(layout.attend(0, *inputs, Asked(None)), inputs, brought)
     exact_inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    exact = torch.autograd.grad(layout.attend(0, *exact_inputs, None), exact_inputs, brought.double())
+    exact = torch.autograd.grad(layout.attend(0, *exact_inputs, Asked(None)), exact_inputs, brought.double())
     for ours, theirs in zip(found, exact, strict=True):
         assert ours.dtype == torch.bfloat16
         assert float((ours.double() - theirs).norm()) <= rounding.rounding(

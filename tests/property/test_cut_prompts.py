@@ -13,6 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from lmgym.cli.main import main
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
+from lmgym.models.load import read_model_info
 from lmgym.text.chat import Cut, answer_ids, prompt_ids, source_ids
 from lmgym.training.planning.preflight import check_model
 from tests import models, runs
@@ -84,10 +85,10 @@ def test_what_cannot_be_cut_is_refused() -> None:
 
 def test_an_environment_writes_its_own_prompts() -> None:
     tree = runs.tiny(task=None, env={"name": "guess_number"}, rewards=None)
-    check_model(build_config(tree), [])
+    check_model(config := build_config(tree), [], read_model_info(config.policy))
     tree["policy"] = {**tree["policy"], "max_prompt_tokens": 9}
     with pytest.raises(LmgymError, match=r"max_prompt_tokens cuts the prompts of a task, .* 'guess_number'"):
-        check_model(build_config(tree), [])
+        check_model(config := build_config(tree), [], read_model_info(config.policy))
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -5,8 +5,11 @@ import csv
 import gzip
 import io
 import json
+import lzma
 import random
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +23,15 @@ from tests.contract.test_rl4lms_tasks import task_arguments as rl4lms_arguments
 from tests.contract.test_tasks_and_rewards import task_arguments
 from tests.torture.damage import change_bytes, change_tree, odd_value
 
+CHATS = [
+    {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{n}+1?"}],
+        "reward_model": {"style": "rule", "ground_truth": str(n + 1)},
+        "extra_info": {"index": n, "numbers": [n, 1]},
+    }
+    for n in range(12)
+]  # as verl has them
 HERE = "{here}"  # in arguments: the folder of the files
 
 
@@ -38,7 +50,7 @@ def bases() -> list[DataMutant]:
     """Data that all is right: every task that reads files, in every format that it reads here."""
     found = []
     makers: list[tuple[str, Callable[[str, Path], dict[str, Any]]]] = []
-    makers += [(name, task_arguments) for name in ("gsm8k", "jsonl", "math", "svamp")]
+    makers += [(name, task_arguments) for name in ("gsm8k", "data", "math", "svamp")]
     makers += [(name, rl4lms_arguments) for name in [*HUB, "crd3"]]
     for name, make in makers:
         with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +153,7 @@ def _changed_parquet(chance: random.Random, content: bytes) -> tuple[str, bytes]
 
 
 def _other_formats(base: DataMutant) -> list[DataMutant]:
-    """The same rows as .json, .csv, .tsv and .parquet, where the task reads them."""
+    """The same rows in every other format, where the task reads them: tables, lists, packed and in archives."""
     import pyarrow
     from pyarrow import parquet
 
@@ -160,11 +172,30 @@ def _other_formats(base: DataMutant) -> list[DataMutant]:
         parquet.write_table(pyarrow.Table.from_pylist(rows), file)
         return file.getvalue()
 
+    def as_arrow(rows: list[dict[str, Any]]) -> bytes:
+        file, table = io.BytesIO(), pyarrow.Table.from_pylist(rows)
+        with pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=7)
+        return file.getvalue()
+
+    def as_lines(rows: list[dict[str, Any]]) -> bytes:
+        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+    def as_zst(rows: list[dict[str, Any]]) -> bytes:
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.CompressedOutputStream(sink, "zstd") as packed:
+            packed.write(as_lines(rows))
+        return sink.getvalue().to_pybytes()
+
     writers: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
         ".json": as_json,
         ".csv": lambda rows: as_table(rows, ","),
         ".tsv": lambda rows: as_table(rows, "\t"),
         ".parquet": as_parquet,
+        ".arrow": as_arrow,
+        ".jsonl.gz": lambda rows: gzip.compress(as_lines(rows), mtime=0),
+        ".json.xz": lambda rows: lzma.compress(as_json(rows)),
+        ".jsonl.zst": as_zst,
     }
     found = []
     for suffix, to_bytes in writers.items():
@@ -221,6 +252,16 @@ def _originals() -> list[DataMutant]:
     texts = {f"{part}.{name}": f"{part} {name} 1\n{part} 2\n".encode() for part in parts for name in ("en", "de")}
     unified = {f"{part}.tsv": f"Who is {part}? \\n A story\tAnn\n".encode() for part in parts}
     svamp = _as_list("svamp")
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
+        zipped.writestr("set/rows.jsonl", "".join(json.dumps(row) + "\n" for row in CHATS))
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w:gz") as packed:
+        content = "".join(json.dumps(row) + "\n" for row in CHATS).encode()
+        info = tarfile.TarInfo("rows.jsonl")
+        info.size = len(content)
+        packed.addfile(info, io.BytesIO(content))
+    chats = {"prompt": "prompt", "references": "reward_model.ground_truth", "test": 0.0}
     here = {"path": HERE}
     return [
         DataMutant("", "web_nlg", here, xml),
@@ -231,8 +272,39 @@ def _originals() -> list[DataMutant]:
         DataMutant("", "daily_dialog", here, dialogues),
         DataMutant("", "multi30k", here, captions),
         DataMutant("", "parallel", {"path": f"{HERE}/{{split}}.{{language}}"}, texts),
+        DataMutant("", "data", {"path": f"{HERE}/rows.zip/set/rows.jsonl", **chats}, {"rows.zip": archive.getvalue()}),
+        DataMutant("", "data", {"path": f"{HERE}/rows.tgz/rows.jsonl", **chats}, {"rows.tgz": tar.getvalue()}),
+        *(
+            DataMutant("", "data", {"path": f"{HERE}/{name}", "streaming": streaming, **chats}, {name: content})
+            for streaming in (False, True)
+            for name, content in _tables(CHATS).items()
+        ),
+        DataMutant("", "data", {"path": HERE, "test": 0.0}, _saved()),
         DataMutant("", "svamp", {"path": f"{HERE}/SVAMP.json"}, {"SVAMP.json": svamp}),
     ]
+
+
+def _tables(rows: list[dict[str, Any]]) -> dict[str, bytes]:
+    """Rows as tables: compressed in several row groups, and as a file and a stream of Arrow."""
+    import pyarrow
+    from pyarrow import parquet
+
+    table, files = pyarrow.Table.from_pylist(rows), [io.BytesIO() for _ in range(3)]
+    parquet.write_table(table, files[0], row_group_size=5, compression="zstd")
+    for file, writing in zip(files[1:], (pyarrow.ipc.new_stream, pyarrow.ipc.new_file), strict=True):
+        with writing(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=5)
+    names = ("rows.parquet", "stream.arrow", "file.arrow")
+    return {name: file.getvalue() for name, file in zip(names, files, strict=True)}
+
+
+def _saved() -> dict[str, bytes]:
+    """What `save_to_disk` writes."""
+    from datasets import Dataset
+
+    with tempfile.TemporaryDirectory() as folder:
+        Dataset.from_list(CHATS).save_to_disk(folder, num_shards=2)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def _as_list(name: str) -> bytes:

@@ -220,8 +220,17 @@ def _end_late(processes: list[int], end: float) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def campaign(recipe: dict[str, Any], group: Group, ranks: int, kills: int, chance: random.Random, place: Path) -> Tally:
-    """All kills of one recipe."""
+def campaign(
+    recipe: dict[str, Any],
+    group: Group,
+    ranks: int,
+    kills: int,
+    chance: random.Random,
+    place: Path,
+    phases: Sequence[str] = (),
+    signals: Sequence[str] = (),
+) -> Tally:
+    """All kills of one recipe, in these phases and by these signals (none: all)."""
     tally, whole, noted = Tally(), place / "whole", place / "phases.json"
     path = str(runs.write(place / "recipe.yaml", **COMMON | recipe))
     target = "tests.torture.phases:train"
@@ -236,9 +245,9 @@ def campaign(recipe: dict[str, Any], group: Group, ranks: int, kills: int, chanc
         number += 1
         run, story = place / f"run-{number}", list[str]()
         for again in range(chance.randint(1, 5)):
-            phase = chance.choice(sorted(seconds))
+            phase = chance.choice(sorted(seconds.keys() & {*phases} if phases else seconds))
             entry = 1 if again and chance.random() < 0.7 else chance.randint(1, len(seconds[phase]))
-            name = chance.choice(["SIGKILL"] * 4 + sorted(STOPS))
+            name = chance.choice(signals or ["SIGKILL"] * 4 + sorted(STOPS))
             plan = Plan(phase, entry, chance.uniform(0.0, 1.1) * seconds[phase][entry - 1], STOPS[name])
             victim = chance.randrange(ranks)
             group.start(ranks, path, str(run), victim, vars(plan), None, target=target)
@@ -275,6 +284,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--only", default="", help="only recipes whose name contains this")
+    parser.add_argument("--phases", nargs="*", default=[], choices=PHASES, help="only these, such as data model proof")
+    parser.add_argument("--signals", nargs="*", default=[], choices=STOPS, help="only these")
     given = parser.parse_args(arguments)
     chosen = {name: one for name, one in (RECIPES if given.ranks == 1 else TOGETHER).items() if given.only in name}
     folder = Path(tempfile.mkdtemp(prefix="lmgym-phases-"))
@@ -283,8 +294,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (own := folder / str(number)).mkdir()
         began, share = time.monotonic(), -(-given.kills // len(chosen))
         tally = tallies[name] = campaign(
-            recipe, group, given.ranks, share, random.Random(f"{given.seed} {given.ranks} {name}"), own
-        )
+            recipe, group, given.ranks, share, random.Random(f"{given.seed} {given.ranks} {name}"), own,
+            given.phases, given.signals,
+        )  # fmt: skip
         kills, seconds = sum(tally.kills.values()), time.monotonic() - began
         print(f"{name}: {kills} kills, {tally.ends} ends, {seconds:.0f} s", flush=True)
         for failure in tally.failures:  # now, too: whoever stops the campaign has them

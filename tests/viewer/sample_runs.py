@@ -22,11 +22,12 @@ FORMULAS = (
     "\n$\\unheardof{x}$ and `$y^2$` stay. It is \\boxed{\\frac12}."
 )
 ANSWERS = ("<think>20 and 22\nmake 42</think>The answer is 42.", "41", "42", "<tool_call>add(20, 22)</tool_call>", "42")
-FIELDS = {
-    "objective": "clip", "ratio": "token", "ratio_to": "old", "clip_low": 0.2, "clip_high": 0.28, "dual_clip": None,
-    "scale_rewards": "none", "kl_coefficient": 0.0, "kl_in": "loss", "entropy_coefficient": 0.0, "reduction": "token",
-    "importance_cap": None, "squared_log_ratio_coefficient": 0.0, "normalise_parts": False, "length_norm": False,
-}  # fmt: skip
+FIELDS = {"surrogate": {"name": "clip", "low": 0.2, "high": 0.28}, "credit": {"name": "group"}}
+MADE_BY = {
+    "algorithm": "grpo",
+    "fields": FIELDS,
+    "formulas": {"policy": "-min(r A, clip(r, 1 - low, 1 + high) A)", "A": "R less the mean of the group's scores"},
+}
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -90,7 +91,7 @@ def add_step(
         "kept": [True] * len(episodes),
     }
     fields: dict[str, Any] = {"stage": 0, "stage_name": "rl", "step": step}
-    write_shard(folder, TraceStep(**fields, algorithm="grpo", fields=FIELDS, episodes=columns), episodes)
+    write_shard(folder, TraceStep(**fields, **MADE_BY, episodes=columns), episodes)
     reward = 0.3 + 0.02 * step + random.normal(0, 0.03)
     metrics = {"reward": reward, "length/mean": 20 - step / 2, "entropy": 1 / (1 + step), "truncated": 0.1}
     append(folder / "metrics.jsonl", {"kind": "train", **fields, **metrics})
@@ -111,6 +112,7 @@ def _episode(
         "logprobs": logprobs,
         "weight/policy": np.full(len(said), 1 / 500, np.float32),
         "loss/policy": np.full(len(said), -advantage, np.float32),
+        "push/policy": np.full(len(said), advantage / 500, np.float32),
         "ratio/mean": np.ones(len(said), np.float32),
         "ratio/clipped": np.zeros(len(said), np.float32),
     }
@@ -175,7 +177,7 @@ def many_steps(folder: Path, steps: int, answers: int) -> Path:
         "kept": [False] * answers,
     }  # fmt: skip
     columns["reward_components"] = {"final_answer": columns["score"]}
-    table = TraceStep(stage=0, stage_name="rl", step=1, algorithm="grpo", fields=FIELDS, episodes=columns)
+    table = TraceStep(stage=0, stage_name="rl", step=1, **MADE_BY, episodes=columns)
     first = write_shard(folder, table, [])
     lines = []
     for step in range(1, steps):

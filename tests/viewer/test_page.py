@@ -191,9 +191,11 @@ def test_a_click_leads_from_a_curve_to_a_token_and_back_leads_back(page: Page) -
     page.at("#/run/0/answer/train/0/5/0")
     page.click(".token.sampled")
     page.see("By itself, it was made likelier: its advantage is 0.4")
-    page.see("-min(r · A, clip(r, 1 - low, 1 + high) · A)")
-    page.see("= -min(1 · 0.4, clip(1, 1 - 0.2, 1 + 0.28) · 0.4)")
-    page.see("= 1 - 0.6")
+    page.see("-min(r A, clip(r, 1 - low, 1 + high) A)")
+    page.see("-0.4 \u00d7 weight 0.002 = -8e-4 of the loss")
+    page.see("pushes the token by 8e-4")
+    page.see("R less the mean of the group's scores")
+    page.see("mean score of its group")
     assert "token=0." in page.address
     page.driver.back()
     page.at("#/run/0/group/0/5/0")
@@ -432,6 +434,17 @@ def test_a_run_is_told_on_one_page(page: Page) -> None:
     page.until(lambda: "unfinished" in page.text)
 
 
+def test_what_the_doctor_says_follows_a_run_that_trains(page: Page, folders: dict[str, Path]) -> None:
+    page.open("#/run/0/about")
+    page.until(lambda: "unfinished" in page.text)
+    assert "environment errors" not in page.text
+    newest = max(int(path.stem[-6:]) for path in (folders["live"] / "traces").iterdir())
+    add_step(folders["live"], byte_tokenizer(), newest + 1)
+    record = {"kind": "train", "stage": 0, "stage_name": "rl", "step": newest + 2, "environment_errors": 0.75}
+    append(folders["live"] / "metrics.jsonl", record)
+    page.see("75% of a step's episodes ended because their environment failed")
+
+
 def test_a_note_that_was_not_saved_is_there_when_one_comes_back(page: Page) -> None:
     page.open("#/run/1/answer/train/0/0/0")
     page.write("textarea", "half a thought")
@@ -662,7 +675,7 @@ def test_a_file_opens_from_disk_and_asks_for_nothing(page: Page, folders: dict[s
     page.open("#/run/0/group/0/1/0")
     page.see("<script>document.title='hacked'</script>")
     page.open("#/run/1/answer/train/0/0/0?token=0.60")
-    page.see("-min(r · A, clip(r, 1 - low, 1 + high) · A)")
+    page.see("-min(r A, clip(r, 1 - low, 1 + high) A)")
     page.open("#/run/2/answer/train/0/0/0?formulas=1")
     assert page.script("return document.querySelectorAll('.reading mfrac').length") > 0
     page.open("#/run/1/search")

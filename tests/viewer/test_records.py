@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from lmgym.core.errors import LmgymError
+from lmgym.logs.formatting import json_bytes
 from lmgym.logs.rewind import rewind
-from lmgym.viewer.addresses import UnknownAddress, json_bytes, tree_at
+from lmgym.viewer.addresses import UnknownAddress, tree_at
 from lmgym.viewer.curves import Table, _cuts, _each
 from lmgym.viewer.runs import RunRecords, open_runs
 from lmgym.viewer.views import pair_of
@@ -70,6 +71,8 @@ def test_an_answer_has_its_tokens_their_numbers_and_the_formula_of_its_loss(run:
     assert "".join(row["pieces"]).endswith("The answer is 42.<eos>") and row["special"] == [0, len(row["ids"]) - 1]
     assert row["columns"]["advantages"] == [0.4] * len(row["actions"])  # as short as float32 can be written
     assert answer["explanation"]["rows"][0]["push"] == pytest.approx([0.4 / 500] * len(row["actions"]))
+    assert answer["explanation"]["formulas"]["A"] == "R less the mean of the group's scores"
+    assert answer["explanation"]["scores"]["mean score of its group"] == pytest.approx(0.6)
     assert answer["mates"] == [0, 1, 2, 3, 4]
 
 
@@ -84,7 +87,7 @@ def test_a_folder_without_traces_shows_what_rollouts_has(folder: Path, tmp_path:
     answer = at(run, "runs/0/answers/train/0/5/1")
     assert set(answer["rows"][0]["columns"]) == {"logprobs_sampler"} and not answer["tokenizer"]
     assert answer["rows"][0]["pieces"][0] == "[1]"
-    with pytest.raises(LmgymError, match="no group 1 in stage 0 step 5"):
+    with pytest.raises(LmgymError, match="no group 1 in stage 1, step 6"):
         tree_at([run], "runs/0/groups/0/5/1")
 
 

@@ -140,7 +140,7 @@ def test_records_that_make_no_sense_are_one_sentence_too(client: Client, tmp_pat
     append(folder / "rollouts.jsonl", {"kind": "train", "stage": 0, "stage_name": "rl", "step": 7, "turns": 3})
     odd = Client(Guard(application(open_runs([folder])), PORT))
     said = odd.get("/data/runs/0/steps/0/7")["error"]
-    assert said.endswith("rollouts.jsonl: 1 of the train records of stage 0, step 7 cannot be made sense of")
+    assert said.endswith("rollouts.jsonl: 1 of the train records of stage 1, step 8 cannot be made sense of")
     assert "columns" in odd.get("/data/runs/0/steps/0/0")
 
 

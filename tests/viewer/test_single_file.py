@@ -9,7 +9,8 @@ import pytest
 
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
-from lmgym.viewer.addresses import json_bytes, tree_at
+from lmgym.logs.formatting import json_bytes
+from lmgym.viewer.addresses import tree_at
 from lmgym.viewer.runs import RunRecords, open_runs
 from lmgym.viewer.server import page_files
 from lmgym.viewer.single_file import bundle, by_halves, write_file

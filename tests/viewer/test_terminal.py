@@ -62,18 +62,18 @@ def shown(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shown]:
 def test_keys_lead_from_a_curve_to_the_tokens_and_back(shown: Shown) -> None:
     assert "held out validation: final_answer" in shown.press("", "curves of run") and "[" in shown.screen
     assert "reward" in shown.press("/reward\r", "reward  ")
-    assert "stage 0 step 11" in shown.press("G\r", "reward of run")
-    assert shown.press("l", "step 11 of stage 0: 18 answers").count("●") == 18
+    assert "stage 1 step 12" in shown.press("G\r", "reward of run")
+    assert shown.press("l", "step 12 of stage 1: 18 answers").count("●") == 18
     assert shown.press("/score>0.5\r", "j k: move") and shown.press("G", "●").count("●") == 6
     assert shown.press("/score>>5\r", "is no filter")
-    assert "prompt: What is 20 + 22" in shown.press("gl", "group 0 of step 11")
+    assert "prompt: What is 20 + 22" in shown.press("gl", "group 0 of step 12")
     hostile = shown.press("Gl", "colour: probability")
     assert "<script>" in hostile and "U+202E" in hostile and "␛[2J␇" in hostile
     assert "\u202e" not in shown.raw and "\x07" not in shown.raw
     assert shown.press("c", "colour: advantages")
     assert shown.press("jj", "probability")  # down to the numbers of the tokens
     assert shown.press("?", "back up") and shown.press("x", "colour: advantages")
-    assert shown.press("h", "group 0 of step 11") and shown.press("hhhhh", "curves of run")
+    assert shown.press("h", "group 0 of step 12") and shown.press("hhhhh", "curves of run")
     assert shown.end() == 0
     assert max(map(len, shown.screen.splitlines())) <= 110
 

@@ -17,7 +17,7 @@ from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, FormerKey
 from lmgym.core.errors import LmgymError
-from lmgym.core.parts import check_part, part_name
+from lmgym.core.parts import check_part, documentation, part_name
 from lmgym.core.registry import register
 from lmgym.functional import losses
 from lmgym.functional.reductions import Reduction, masked_mean, tokens_of_episode, totals, weights
@@ -72,6 +72,23 @@ class GRPO(GroupRelative):
         """The keys of a recipe, those from before the parts (`clip_high: 0.3`) turned into parts."""
         preset = given.get("preset", name if name in cls.presets else None)
         return former.in_parts(given, cls, cls.presets.get(preset, {}) if isinstance(preset, str) else {}, where)
+
+    @property
+    def formulas(self) -> Mapping[str, str]:
+        """What the parts say; of a subclass its docstring too, and that alone if it has written its own loss."""
+        found = dict(super().formulas)
+        if type(self).loss is not GRPO.loss:
+            return found
+        if type(self) is GRPO:  # its docstring is about the plain name
+            found.pop("loss")
+        found["policy"] = documentation(type(self.surrogate))
+        if type(self.correction) is not Uncorrected:
+            found["correction"] = documentation(type(self.correction))
+        if type(self.tokens) is not AllTokens:
+            found["tokens"] = documentation(type(self.tokens))
+        if self.squared_log_ratio_coefficient:
+            found["drift"] = "squared_log_ratio_coefficient (log r)^2 where A is not 0 (arXiv 2602.02276)"
+        return found
 
     @property
     def requirements(self) -> Requirements:

@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Gt
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lmgym.batch import Batch, PolicyOutputs
@@ -20,8 +19,9 @@ from lmgym.core.registry import register
 from lmgym.functional import importance
 from lmgym.functional.importance import Outside
 from lmgym.functional.losses import Level
+from lmgym.functional.shapes import Mask, PerToken
 
-Weight = tuple[Float[Tensor, "N T"], Bool[Tensor, "N T"]]
+Weight = tuple[PerToken, Mask]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +58,11 @@ class Correction(Part):
         """True if it may leave rows out."""
         return self.mismatch_bound is not None or self.off_policy_threshold is not None
 
-    def denominator(self, batch: Batch) -> Float[Tensor, "N T"]:
+    def denominator(self, batch: Batch) -> PerToken:
         """The log-probabilities below the ratio's bar."""
         return batch.require("logprobs_sampler" if self.ratio_to_sampler else "logprobs_old")
 
-    def importance(self, old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"], batch: Batch) -> Weight:
+    def importance(self, old: PerToken, sampler: PerToken, batch: Batch) -> Weight:
         """The weight of each token, and where a bound has changed it."""
         raise NotImplementedError(f"{type(self).__name__} has no importance()")
 
@@ -77,20 +77,16 @@ class Correction(Part):
             weight, beyond = self.importance(old, sampler, batch)
             metrics["importance/capped"] = beyond.to(old.dtype)
         if self.leaves_out:
-            left_out = self._left_out(old, sampler, batch, new)
+            left_out = torch.zeros_like(batch.actions)
+            if self.mismatch_bound is not None:
+                left_out |= importance.mismatched_rows(old, sampler, batch.actions, self.mismatch_bound)
+            if self.off_policy_threshold is not None:
+                left_out |= importance.off_policy_rows(
+                    new.logprobs, sampler, batch.require("advantages"), batch.actions, self.off_policy_threshold
+                )
             weight = weight * ~left_out
             metrics["importance/left_out"] = left_out.to(old.dtype)
         return weight, {"importance/mean": torch.as_tensor(weight), **metrics}
-
-    def _left_out(self, old: Tensor, sampler: Tensor, batch: Batch, new: PolicyOutputs) -> Bool[Tensor, "N T"]:
-        left_out = torch.zeros_like(batch.actions)
-        if self.mismatch_bound is not None:
-            left_out = left_out | importance.mismatched_rows(old, sampler, batch.actions, self.mismatch_bound)
-        if self.off_policy_threshold is not None:
-            left_out = left_out | importance.off_policy_rows(
-                new.logprobs, sampler, batch.require("advantages"), batch.actions, self.off_policy_threshold
-            )
-        return left_out
 
 
 @register("correction", "none")
@@ -133,7 +129,7 @@ class _Bounded(Correction):
                 "not be the larger one"
             )
 
-    def importance(self, old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"], batch: Batch) -> Weight:
+    def importance(self, old: PerToken, sampler: PerToken, batch: Batch) -> Weight:
         return importance.importance_weight(old, sampler, batch.actions, self.level, self.floor, self.cap, self.outside)
 
 

@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
-from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.algorithms.requirements import Requirements
@@ -22,10 +21,9 @@ from lmgym.functional import group_advantages, token_baseline
 from lmgym.functional.advantages import group_centred
 from lmgym.functional.reductions import tokens_of_episode
 from lmgym.functional.reward_components import gdpo_advantages
+from lmgym.functional.shapes import PerRow, PerToken
 from lmgym.functional.turn_discounts import turn_returns
 from lmgym.functional.turn_groups import turn_group_advantages
-
-Scores = Float[Tensor, " N"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,7 @@ class Credit(Part):
     of_tokens: ClassVar[bool] = False
     """True if the tokens of one answer may have different advantages."""
 
-    def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
+    def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         """The advantage of each token. `score` is each row's episode score, penalties taken off; what is no action is
         set to zero by the caller."""
         raise NotImplementedError(f"{type(self).__name__} has no advantages()")
@@ -65,7 +63,7 @@ class GroupMean(Credit):
     scale_by_mixed: bool = False
     """Multiply by answers / answers in groups whose scores differ (GPG, arXiv 2504.02546)."""
 
-    def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
+    def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         advantages = group_centred(score, batch.episode, batch.group, self.scale)
         return batch.per_token(advantages * mixed_scale(batch, score) if self.scale_by_mixed else advantages)
 
@@ -75,7 +73,7 @@ class GroupMean(Credit):
 class MeanScaled(Credit):
     """(R - mean) / mean of the group, for scores of 0 or more (MaxRL, arXiv 2602.02710)."""
 
-    def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
+    def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         if bool((score < 0).any()):
             raise LmgymError(
                 f"algorithm.credit is mean_scaled, and an answer's score is {float(score.min()):.4g}; only scores of 0 "
@@ -101,7 +99,7 @@ class LengthWeighted(Credit):
     scale_by_mixed: bool = False
     """As in `group`."""
 
-    def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
+    def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         lengths = tokens_of_episode(batch.actions, batch.episode)
         advantages = group_advantages.length_weighted(score, lengths, batch.episode, batch.group)
         return batch.per_token(advantages * mixed_scale(batch, score) if self.scale_by_mixed else advantages)
@@ -118,7 +116,7 @@ class TokenBaseline(Credit):
     scale_by_mixed: bool = False
     """As in `group`."""
 
-    def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
+    def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         logprobs, squared = batch.require("logprobs_old"), batch.require("squared_probabilities")
         squares = token_baseline.squared_logit_gradient(logprobs, squared).to(score.dtype)
         advantages = token_baseline.optimal_token_advantages(score, squares, batch.actions, batch.episode, batch.group)
@@ -135,7 +133,7 @@ class PassAtK(Credit):
 
     k: Annotated[int, Ge(2), Rule("the best of 1 answer is the answer, so it must be at least 2")] = 4
 
-    def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
+    def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         return batch.per_token(group_advantages.pass_at_k(score, batch.episode, batch.group, self.k))
 
     def check(self, group_size: int, kl_in_reward: bool, overlong: bool) -> None:
@@ -156,7 +154,7 @@ class Selected(Credit):
     scale_by_mixed: bool = False
     """As in `group`."""
 
-    def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
+    def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         lengths = tokens_of_episode(batch.actions, batch.episode)
         order = lengths if self.keep_by == "length" else -score / lengths.clamp(min=1)
         kept = group_advantages.ranks_in_group(order, batch.episode, batch.group) < self.keep
@@ -173,7 +171,7 @@ class Selected(Credit):
 class EachReward(Credit):
     """Each reward scaled within its group, then their weighted sum scaled over the batch (GDPO)."""
 
-    def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
+    def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         if batch.reward_components is None:
             raise LmgymError("algorithm.credit: each_reward needs the parts of the score; give collate(weights=...)")
         components = batch.reward_components
@@ -224,7 +222,7 @@ class Turns(Credit):
         super().__post_init__()
         check_part(Credit, self.episode)
 
-    def advantages(self, batch: Batch, score: Scores) -> Float[Tensor, "N T"]:
+    def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         of_episode = self.episode.advantages(batch, score)
         turn, actions = batch.require("turn"), batch.actions
         returns = turn_returns(batch.rewards, actions, turn, batch.episode, self.gamma)
@@ -246,7 +244,7 @@ class Turns(Credit):
         self.episode.check(group_size, kl_in_reward, overlong)
 
 
-def mixed_scale(batch: Batch, score: Scores) -> float | Tensor:
+def mixed_scale(batch: Batch, score: PerRow) -> float | Tensor:
     """Answers over answers in groups whose scores differ."""
     return group_advantages.mixed_scale(score, batch.episode, batch.group)
 

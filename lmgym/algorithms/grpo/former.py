@@ -3,7 +3,7 @@
     {objective: cispo, clip_high: 4.0}   ->   {surrogate: {name: cispo, high: 4.0}}
 
 Recipes, sweeps and run folders with the former keys are read through `in_parts`, with a warning that names the new
-form; `in_former_keys` is the way back, for what shows a run (the viewer's formulas). No torch is imported here.
+form; `in_former_keys` is the way back, for what holds beside them. No torch is imported here.
 """
 
 from collections.abc import Mapping
@@ -124,10 +124,7 @@ def in_parts(given: Mapping[str, Any], owner: Any, preset: Mapping[str, Any], wh
 
 
 def in_former_keys(section: Mapping[str, Any]) -> Tree:
-    """A section with parts as the former keys, each with its value; a part of one's own has none.
-
-    Example: in_former_keys({"surrogate": {"name": "cispo", "high": 4.0}})["clip_high"] -> 4.0
-    """
+    """A section with parts as the former keys, each with its value; a part of one's own has none."""
     flat = {key: value for key, value in section.items() if key not in DEFAULTS}
     for kind in DEFAULTS:
         if kind in section:

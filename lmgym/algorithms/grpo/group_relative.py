@@ -1,5 +1,6 @@
 """What every algorithm has that compares the answers to one prompt with each other: GRPO's family, and your own."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch
 from lmgym.core.constraints import Rule, Share
 from lmgym.core.errors import LmgymError
-from lmgym.core.parts import check_part
+from lmgym.core.parts import check_part, documentation
 from lmgym.functional.group_advantages import overlong_penalty
 from lmgym.functional.turn_discounts import longest_turns
 from lmgym.types import Episode
@@ -44,6 +45,10 @@ class GroupRelative(Regularised):
         check_part(Credit, self.credit)
         kl_in_reward = self.kl_coefficient > 0 and self.kl_in == "reward"
         self.credit.check(self.group_size, kl_in_reward, self.overlong > 0)
+
+    @property
+    def formulas(self) -> Mapping[str, str]:
+        return {**super().formulas, "A": documentation(type(self.credit))}
 
     @property
     def requirements(self) -> Requirements:

@@ -7,15 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmgym.algorithms.grpo.correction import Masked, SamplerRatio
-from lmgym.algorithms.grpo.credit import (
-    GroupMean,
-    LengthWeighted,
-    MeanScaled,
-    PassAtK,
-    Selected,
-    TokenBaseline,
-    Turns,
-)
+from lmgym.algorithms.grpo.credit import GroupMean, LengthWeighted, MeanScaled, PassAtK, Selected, TokenBaseline, Turns
 from lmgym.algorithms.grpo.surrogate import CeGppo, Cispo, Clip, Dppo, Gmpo, IpoMask, Sapo, Unbounded, Vespo
 from lmgym.algorithms.grpo.tokens import ClipCov, KlCov, TopEntropy
 

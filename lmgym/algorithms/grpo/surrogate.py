@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Gt
-from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.batch import Batch, PolicyOutputs
@@ -18,11 +17,12 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.parts import Part
 from lmgym.core.registry import register
 from lmgym.functional import clips, losses
+from lmgym.functional.shapes import PerToken
 
 Ratio = Literal["token", "sequence", "sequence_token"]
 """token: each token's own. sequence: the geometric mean of a row's ratios, on each of its tokens (GSPO, arXiv
 2507.18071). sequence_token: the same number, with the gradient of the token alone (GSPO-token)."""
-TermAndMetrics = tuple[Float[Tensor, "N T"], Mapping[str, Tensor]]
+TermAndMetrics = tuple[PerToken, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Surrogate(Part):
     weighs_rows: ClassVar[bool] = False
     """True if it weighs whole rows by their ratio already, which an importance weight would do twice."""
 
-    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> TermAndMetrics:
+    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
         """The term [N T] and its metrics. `log_ratio` is log pi_new - log pi_old, within bounds that keep it finite;
         `batch.logprobs_old` is what the correction compares with, the sampler's included."""
         raise NotImplementedError(f"{type(self).__name__} has no term()")
@@ -53,7 +53,7 @@ class Surrogate(Part):
                 "values"
             )
 
-    def clipped(self, ratio: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"]) -> Float[Tensor, "N T"] | None:
+    def clipped(self, ratio: PerToken, advantages: PerToken) -> PerToken | None:
         """1 where a token is clipped and has no gradient; None if this surrogate clips no single tokens."""
         return None
 
@@ -69,13 +69,13 @@ class Clip(Surrogate):
     dual: Annotated[float, Gt(1), Rule("it bounds a ratio from above, so write 3 or so")] | None = None
     """Bound of the ratio where A < 0 (arXiv 1912.09729; verl: 3)."""
 
-    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> TermAndMetrics:
+    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
         ratio, advantages = ratio_of(self.ratio, batch, new, log_ratio), batch.require("advantages")
         cut = losses.clipped(ratio, advantages, self.low, self.high, self.dual)
         term = losses.clipped_surrogate(ratio, advantages, self.low, self.high, self.dual)
         return term, {"ratio/mean": ratio, "ratio/clipped": cut}
 
-    def clipped(self, ratio: Float[Tensor, "N T"], advantages: Float[Tensor, "N T"]) -> Float[Tensor, "N T"] | None:
+    def clipped(self, ratio: PerToken, advantages: PerToken) -> PerToken | None:
         if self.ratio != "token":
             return None
         return losses.clipped(ratio, advantages, self.low, self.high, self.dual)
@@ -90,7 +90,7 @@ class Cispo(Surrogate):
     low: Coefficient = 1.0
     high: Coefficient = 4.0
 
-    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> TermAndMetrics:
+    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
         ratio, advantages = ratio_of(self.ratio, batch, new, log_ratio), batch.require("advantages")
         weight = losses.clipped_weight(ratio, self.low, self.high)
         cut = (weight != ratio.detach()).to(ratio.dtype)
@@ -109,7 +109,7 @@ class Sapo(Surrogate):
     negative: PositiveFloat = 1.05
     """tau where A <= 0; higher closes faster."""
 
-    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> TermAndMetrics:
+    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
         ratio, advantages = ratio_of(self.ratio, batch, new, log_ratio), batch.require("advantages")
         gate, slope = losses.soft_gate(ratio, advantages, self.positive, self.negative)
         return -gate * advantages, {"ratio/mean": ratio, "ratio/gate": slope}
@@ -124,7 +124,7 @@ class Dppo(Surrogate):
     """Bounds of the change of probability."""
     high: Coefficient = 0.2
 
-    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> TermAndMetrics:
+    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
         ratio, advantages = log_ratio.exp(), batch.require("advantages")
         masked = losses.dppo_mask(new.logprobs, batch.require("logprobs_old"), advantages, self.low, self.high)
         return -ratio * advantages * ~masked, {"ratio/mean": ratio, "ratio/clipped": masked.to(ratio.dtype)}
@@ -137,7 +137,7 @@ class IpoMask(Surrogate):
 
     bound: Coefficient = 0.1
 
-    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> TermAndMetrics:
+    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
         ratio, advantages = log_ratio.exp(), batch.require("advantages")
         masked = clips.probability_mask(new.logprobs, batch.require("logprobs_old"), self.bound)
         return -ratio * advantages * ~masked, {"ratio/mean": ratio, "ratio/clipped": masked.to(ratio.dtype)}
@@ -152,7 +152,7 @@ class Gmpo(Surrogate):
     """Log-ratios lie within -low and high."""
     high: Coefficient = 0.4
 
-    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> TermAndMetrics:
+    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
         advantages = batch.require("advantages")
         ratio, masked = clips.geometric_mean_ratio(log_ratio, advantages, batch.actions, self.low, self.high)
         return -ratio * advantages, {"ratio/mean": ratio, "ratio/clipped": masked.to(ratio.dtype)}
@@ -179,7 +179,7 @@ class Vespo(Surrogate):
     power_negative: PositiveFloat = 3.0
     rate_negative: PositiveFloat = 2.0
 
-    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> TermAndMetrics:
+    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
         advantages = batch.require("advantages")
         positive, negative = (self.power_positive, self.rate_positive), (self.power_negative, self.rate_negative)
         weight = clips.gamma_weight(log_ratio, advantages, batch.actions, positive, negative)
@@ -200,7 +200,7 @@ class CeGppo(Surrogate):
     keep_above: NonNegativeFloat = 1.0
     """The same above the upper bound (A > 0)."""
 
-    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> TermAndMetrics:
+    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
         ratio, advantages = ratio_of(self.ratio, batch, new, log_ratio), batch.require("advantages")
         term, masked = clips.gradient_preserving_clip(
             ratio, advantages, self.low, self.high, self.keep_below, self.keep_above
@@ -215,7 +215,7 @@ class TruncatedWeight(Surrogate):
 
     cap: PositiveFloat = 1.0
 
-    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> TermAndMetrics:
+    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
         ratio, advantages = log_ratio.exp(), batch.require("advantages")
         fixed = ratio.detach()
         cut = (fixed > self.cap).to(fixed.dtype)
@@ -230,12 +230,12 @@ class Unbounded(Surrogate):
 
     ratio: Ratio = "token"
 
-    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> TermAndMetrics:
+    def term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
         ratio = ratio_of(self.ratio, batch, new, log_ratio)
         return -ratio * batch.require("advantages"), {"ratio/mean": ratio}
 
 
-def ratio_of(ratio: Ratio, batch: Batch, new: PolicyOutputs, log_ratio: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+def ratio_of(ratio: Ratio, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> PerToken:
     """pi_new / pi_old of each token, or of its row."""
     if ratio == "sequence":
         log_ratio = losses.sequence_log_ratio(new.logprobs, batch.require("logprobs_old"), batch.actions)

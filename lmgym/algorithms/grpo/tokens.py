@@ -5,8 +5,6 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Gt, Le
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from lmgym.algorithms.grpo.surrogate import Surrogate
 from lmgym.batch import Batch, PolicyOutputs
@@ -16,8 +14,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.parts import Part
 from lmgym.core.registry import register
 from lmgym.functional import losses, token_selection
+from lmgym.functional.shapes import Mask, PerToken
 
-Chosen = Bool[Tensor, "N T"]
+Chosen = Mask
 SomeTokens = Annotated[float, Gt(0), Le(1), Rule("it is a share of the tokens, above 0 and up to 1")]
 
 
@@ -37,7 +36,7 @@ class Tokens(Part):
     """True if some tokens lose their advantage."""
     reads_entropy: ClassVar[bool] = False
 
-    def chosen(self, batch: Batch, new: PolicyOutputs, old: Float[Tensor, "N T"], surrogate: Surrogate) -> Chosen:
+    def chosen(self, batch: Batch, new: PolicyOutputs, old: PerToken, surrogate: Surrogate) -> Chosen:
         """The chosen tokens. `old` are the log-probabilities below the ratio's bar."""
         raise NotImplementedError(f"{type(self).__name__} has no chosen()")
 
@@ -45,7 +44,7 @@ class Tokens(Part):
         """The tokens that keep their advantage."""
         return chosen
 
-    def penalty(self, chosen: Chosen, new: PolicyOutputs, old: Float[Tensor, "N T"]) -> dict[str, Float[Tensor, "N T"]]:
+    def penalty(self, chosen: Chosen, new: PolicyOutputs, old: PerToken) -> dict[str, PerToken]:
         """Further terms per token."""
         return {}
 
@@ -71,7 +70,7 @@ class TopEntropy(Tokens):
 
     share: SomeTokens = 0.2
 
-    def chosen(self, batch: Batch, new: PolicyOutputs, old: Float[Tensor, "N T"], surrogate: Surrogate) -> Chosen:
+    def chosen(self, batch: Batch, new: PolicyOutputs, old: PerToken, surrogate: Surrogate) -> Chosen:
         return token_selection.top_quantile(new.require("entropy"), batch.actions, self.share)
 
 
@@ -97,7 +96,7 @@ class ClipCov(Tokens):
                 "smaller one"
             )
 
-    def chosen(self, batch: Batch, new: PolicyOutputs, old: Float[Tensor, "N T"], surrogate: Surrogate) -> Chosen:
+    def chosen(self, batch: Batch, new: PolicyOutputs, old: PerToken, surrogate: Surrogate) -> Chosen:
         advantages, actions = batch.require("advantages"), batch.actions
         values = token_selection.covariances(new.logprobs, advantages, actions)
         clipped = surrogate.clipped(losses.log_ratio(new.logprobs, old).exp(), advantages)
@@ -127,14 +126,14 @@ class KlCov(Tokens):
     coefficient: Coefficient = 1.0
     """Weight of |log r|."""
 
-    def chosen(self, batch: Batch, new: PolicyOutputs, old: Float[Tensor, "N T"], surrogate: Surrogate) -> Chosen:
+    def chosen(self, batch: Batch, new: PolicyOutputs, old: PerToken, surrogate: Surrogate) -> Chosen:
         values = token_selection.covariances(new.logprobs, batch.require("advantages"), batch.actions)
         return token_selection.largest(values, batch.actions, self.share)
 
     def trains(self, chosen: Chosen) -> Chosen:
         return torch.ones_like(chosen)
 
-    def penalty(self, chosen: Chosen, new: PolicyOutputs, old: Float[Tensor, "N T"]) -> dict[str, Float[Tensor, "N T"]]:
+    def penalty(self, chosen: Chosen, new: PolicyOutputs, old: PerToken) -> dict[str, PerToken]:
         return {"covariance": self.coefficient * losses.log_ratio(new.logprobs, old).abs() * chosen}
 
 

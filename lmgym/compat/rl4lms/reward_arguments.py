@@ -3,7 +3,8 @@
 Each function reads the arguments of one id and returns {name: arguments} of lmgym's rewards (docs/rl4lms.md).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from lmgym.compat.rl4lms.schema import Conversion, Section
@@ -22,11 +23,15 @@ DIVERSITY = [f"{name}_{n}" for name in NGRAMS for n in (1, 2, 3)]
 DIVERSITY += ["conditional_entropy_2", "conditional_entropy_3", "prediction_length"]
 
 
-def _same(*names: str, **keys: tuple[str, Any, Any]) -> Reader:
-    """A reader for these rewards that only renames arguments: {RL4LMs' name: (lmgym's name, type, default)}."""
+def _same(
+    *names: str, idle: Sequence[str] = (), fixed: Mapping[str, Any] = MappingProxyType({}), **keys: tuple[str, Any, Any]
+) -> Reader:
+    """A reader for these rewards that renames arguments, {RL4LMs' name: (lmgym's name, type, default)}, and adds those
+    that are `fixed`."""
 
     def read(arguments: Section, conversion: Conversion) -> Named:
-        taken = arguments.renamed(**keys)
+        arguments.idle(conversion, *idle)
+        taken = arguments.renamed(**keys) | fixed
         return {name: dict(taken) for name in names}
 
     return read
@@ -68,15 +73,6 @@ def _rouge_l_max(arguments: Section, conversion: Conversion) -> Named:
     if (alpha := arguments.take("alpha", float, 0.5)) != 0.5:
         conversion.warn(f"{arguments.key}.alpha is {alpha}: ROUGE-L here weighs precision and recall alike (0.5)")
     return {"rouge_l_max": {"stemmer": arguments.take("stemming", bool, True)}}
-
-
-def _sacre_bleu(arguments: Section, conversion: Conversion) -> Named:
-    arguments.idle(conversion, "force", "use_dynamic_num_threads")
-    settings = {"effective_order": arguments.take("use_effective_order", bool, False)}
-    for name, hint in (("tokenize", str), ("smooth_method", str), ("lowercase", bool)):
-        if (value := arguments.take(name, hint)) is not None:
-            settings[name] = value
-    return {"sacre_bleu": settings}
 
 
 def _bert_score(arguments: Section, conversion: Conversion) -> Named:
@@ -129,11 +125,6 @@ def _intent(arguments: Section, conversion: Conversion) -> Named:
     return {"intent_accuracy": settings}
 
 
-def _intent_metric(arguments: Section, conversion: Conversion) -> Named:
-    model = arguments.take("model_name", str, INTENTS)
-    return {"intent_accuracy": {"model": model, "intent_coeff": 1.0, "auto_coeff": 0.0}}
-
-
 def _preference(arguments: Section, conversion: Conversion) -> Named:
     arguments.idle(conversion, "device", "batch_size")
     kind = arguments.take("model_type", str, "11b")
@@ -183,7 +174,14 @@ BOTH: dict[str, Reader] = {
     "learned_batched_reward": _learned,
     "meteor": _same("meteor"),
     "bleu": _same("bleu"),
-    "sacre_bleu": _sacre_bleu,
+    "sacre_bleu": _same(
+        "sacre_bleu",
+        idle=("force", "use_dynamic_num_threads"),
+        use_effective_order=("effective_order", bool, False),
+        tokenize=("tokenize", str, None),
+        smooth_method=("smooth_method", str, None),
+        lowercase=("lowercase", bool, None),
+    ),
     "ter": _same("ter", case_sensitive=("case_sensitive", bool, None)),
     "chrf": _same(
         "chrf",
@@ -217,5 +215,7 @@ METRICS: dict[str, Reader] = BOTH | {
     "bleu_totto": _same("totto_bleu", "totto_bleu_overlap", "totto_bleu_non_overlap"),
     "summaCZS": _entailment,
     "summaCConv": _convolution,
-    "intent_accuracy": _intent_metric,
+    "intent_accuracy": _same(
+        "intent_accuracy", fixed={"intent_coeff": 1.0, "auto_coeff": 0.0}, model_name=("model", str, INTENTS)
+    ),
 }

@@ -84,12 +84,8 @@ class Section:
     def section(self, name: str) -> "Section":
         """A section inside this one; empty if it is left out."""
         value = self._left.pop(name, None)
-        return self.adopt(Section({} if value is None else value, f"{self.key}.{name}" if self.key else name))
-
-    def adopt(self, other: "Section") -> "Section":
-        """Report the leftovers of another section with this one's."""
-        self._inner.append(other)
-        return other
+        self._inner.append(Section({} if value is None else value, f"{self.key}.{name}" if self.key else name))
+        return self._inner[-1]
 
     def rest(self) -> dict[str, Any]:
         """Remove and return all keys that have not been read."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from lmgym.core.constraints import PositiveFloat
 from lmgym.core.errors import LmgymError
+from lmgym.core.redacted import redacted
 from lmgym.core.registry import suggest
 from lmgym.core.validation import Section
 from lmgym.envs.tools.schema import Tool, ToolLost
@@ -79,6 +80,14 @@ class McpServer(Section):
                 f"each run folder and published with a model; write variables: [{names}] and set {names or 'them'} "
                 "where you start lmgym"
             )
+        for text, shown in zip(self.mcp, redacted(self.mcp), strict=True):
+            if text != shown:
+                raise LmgymError(
+                    f"key 'env.tools': mcp has a secret among the arguments ({shown}), and a recipe is written into "
+                    "each run folder and published with a model; set an environment variable where you start lmgym, "
+                    "name it in variables, and if the program reads no variable, let a shell pass it on: "
+                    'mcp: [sh, -c, "exec my-server --api-key=$MY_KEY"]'
+                )
         for name in self.variables:
             if name not in os.environ:
                 raise LmgymError(f"key 'env.tools': variables names {name}, and no environment variable {name} is set")

@@ -20,8 +20,7 @@ WARM_UP = 3  # steps of a shape before it is captured: libraries initialise them
 
 class CapturedSteps:
     """Decoding steps over the first `slots` slots of a cache. They are valid as long as the cache keeps its tensors;
-    after its `keep` or `grow`, make a new object.
-    Example: CapturedSteps(policy, cache, 64).logits(last, lengths)"""
+    after its `keep` or `grow`, make a new object."""
 
     def __init__(self, policy: Policy, cache: KeyValueCache, slots: int) -> None:
         self.policy, self.cache = policy, cache

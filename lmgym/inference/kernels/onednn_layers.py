@@ -18,15 +18,13 @@ PACK_AT_STEP = 8  # laying out takes as long as some twenty steps save
 
 
 class OneDNNLinearLayers:
-    """The linear layers of a policy whose products are oneDNN's. It has the methods of MKLLinearLayers.
-
-    Example: layers.begin_step(rows) before each decoding step of so many rows; layers.release() before weights change.
-    """
+    """The linear layers of a policy whose products are oneDNN's. It has the methods of MKLLinearLayers."""
 
     def __init__(self, policy: Policy) -> None:
         encoder = set(policy.model.get_encoder().modules()) if policy.encoder_decoder else set()  # runs once a source
         modules = [layer for layer in policy.model.modules() if layer not in encoder]
-        self.layers = [layer for layer in modules if _is_trainable(weight_of(layer))]
+        weights = [(layer, weight_of(layer)) for layer in modules]
+        self.layers = [layer for layer, weight in weights if weight is not None and weight.requires_grad]
         self.usual: list[Callable[..., Tensor]] = []
         self.steps = 0
 
@@ -42,10 +40,6 @@ class OneDNNLinearLayers:
         for layer, usual in zip(self.layers, self.usual, strict=False):
             layer.forward = usual  # type: ignore[method-assign]
         self.usual, self.steps = [], 0
-
-
-def _is_trainable(weight: Tensor | None) -> bool:
-    return weight is not None and weight.requires_grad
 
 
 def _packed_forward(layer: nn.Module) -> Callable[[Tensor], Tensor]:

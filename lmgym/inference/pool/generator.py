@@ -48,7 +48,7 @@ class Generator:
             self.units.pop(unit, None)
 
     def load(self, policy: Policy, version: int) -> None:
-        """Use the policy's weights from now on; no unit goes on."""
+        """Use the policy's weights from now on; all units are over."""
         self.units.clear()
         self.sampler.load(policy, version)
 

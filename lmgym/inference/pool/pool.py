@@ -26,7 +26,7 @@ class Generators(Protocol):
         """Free what is kept of units that are over."""
 
     def load(self, policy: Policy, version: int) -> None:
-        """Use the policy's weights from now on; no unit goes on."""
+        """Use the policy's weights from now on; all units are over."""
 
     def restricted(self, restriction: Restriction, mask: Policy | None) -> "Generators":
         """These generators under a restriction of the tokens that they sample."""
@@ -79,15 +79,17 @@ class InUnits:
         return self.policy.context
 
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        ended: Callable[[int, list[int]], None] | None = None,
+        self, requests: Sequence[Request], sampling: Sampling, ended: Callable[[int, list[int]], None] | None = None
     ) -> list[Completion]:
         """One completion per request, in order. `ended` is called for all answers of a unit when it is finished."""
         parts = self.units.cut(requests)
         calls = [
-            Call(part.unit, tuple(requests[place] for place in part.places), sampling, self._forgotten(part.unit))
+            Call(
+                part.unit,
+                tuple(requests[place] for place in part.places),
+                sampling,
+                over=() if part.unit is None else tuple(self._over.pop(part.unit, ())),
+            )
             for part in parts
         ]
         found: dict[int, Completion] = {}
@@ -125,6 +127,3 @@ class InUnits:
     def close(self) -> None:
         """End the generators."""
         self.generators.close()
-
-    def _forgotten(self, unit: int | None) -> tuple[int, ...]:
-        return () if unit is None else tuple(self._over.pop(unit, ()))

@@ -19,11 +19,11 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register
 from lmgym.distributed.parts import whole
+from lmgym.distributed.ranks import Lost
 from lmgym.inference.base import Completion
 from lmgym.inference.pool.generator import Call, Generator
-from lmgym.inference.pool.ray_node import RayNode
+from lmgym.inference.pool.ray_node import RESUME, RayNode
 from lmgym.inference.sampler import Sampler
 from lmgym.models.device import prepare_process
 from lmgym.models.policy import Policy
@@ -32,6 +32,7 @@ from lmgym.types import Restriction
 
 MOST_LOSSES = 3  # of generators at one and the same call; then the run ends
 STARTUP = 300.0  # seconds more that a new process may take to its first answer
+LOOK = 20.0  # seconds without an answer, after which the size of the cluster is looked at
 ANSWER = 10.0  # seconds that a Ray elsewhere may take to answer
 SPARE = 256 * 2**20  # bytes of Ray's object store beside the weights
 
@@ -81,7 +82,6 @@ class Worker:
     units: set[int] = field(default_factory=set)  # whose conversations it caches
 
 
-@register("engine", "pool")
 class RayGenerators:
     """`workers` actors, each with one CPU of Ray's for each of its `threads` (or one GPU, if the policy is on one).
 
@@ -107,6 +107,7 @@ class RayGenerators:
         self._started = _connect(address, workers * threads, 3 * size + SPARE)
         self._node = RayNode()
         on_gpu = policy.device.type == "cuda"
+        self._needs = ("GPU", workers) if on_gpu else ("CPU", workers * threads)
         self._class = ray.remote(num_gpus=1 if on_gpu else 0, num_cpus=0 if on_gpu else threads)(Process)
         with self._node.watched():
             self._empty = ray.put(without_weights(policy))
@@ -132,8 +133,12 @@ class RayGenerators:
                     running[self._send(worker, calls[place])] = (place, worker, time.monotonic() + allowed)
             # 2. Wait for the first answer, at most until the first time limit.
             first = min(limit for _, _, limit in running.values())
+            left = max(0.0, first - time.monotonic())
             with self._node.watched():
-                ready, _ = ray.wait([*running], timeout=max(0.0, first - time.monotonic()))
+                ready, _ = ray.wait([*running], timeout=min(left, LOOK))
+            if not ready and left > LOOK:
+                self._check_room()
+                continue
             late = [] if ready else [answer for answer, (_, _, limit) in running.items() if limit == first]
             for answer in [*ready, *late]:
                 place, worker, _ = running.pop(answer)
@@ -232,6 +237,17 @@ class RayGenerators:
         worker.actor, worker.version = self._actor(), None
         worker.units.clear()
 
+    def _check_room(self) -> None:
+        """Raise Lost if Ray's cluster has become too small, so that a lost generator would be waited for in vain."""
+        kind, needed = self._needs
+        with self._node.watched():
+            there = int(ray.cluster_resources().get(kind, 0))
+        if there < needed:
+            raise Lost(
+                f"a machine of Ray's cluster has gone: {there} {kind}s are left, and the generators need {needed}; "
+                f"bring it back, or lower engine.workers, then {RESUME}"
+            )
+
 
 def _connect(address: str | None, processors: int, memory: int) -> bool:
     """Connect to Ray at this address, or start it here with so many processors and bytes; True if it was started. A Ray
@@ -263,9 +279,11 @@ def _knock(address: str | None) -> None:
 
 
 def _arrays(policy: Policy, trained: bool) -> list[np.ndarray]:
-    """The weights that train, or those that don't, in the order of the model's parameters."""
+    """The weights that train, or those that don't, in the order of the model's parameters and in their precision."""
     chosen = [parameter for parameter in policy.model.parameters() if parameter.requires_grad == trained]
-    return [whole(parameter).detach().cpu().numpy() for parameter in chosen]
+    rounded = () if policy.rounded is None else policy.rounded.names
+    tensors = (policy.computed(one).to(one.dtype) if one in rounded else whole(one).detach() for one in chosen)
+    return [tensor.cpu().numpy() for tensor in tensors]
 
 
 def _reason(error: BaseException) -> str:

@@ -1,31 +1,32 @@
-"""Whether Ray still runs on this machine. When it does not, Ray ends this process with status 1 and no word to it, at
-its next access to the object store; so lmgym looks first, and says how to go on."""
+"""Whether Ray still runs: on this machine, and its head (the GCS). When one does not, Ray ends this process with status
+1 and no word to it, at its next access to the object store or a minute later; so lmgym looks first, and says how to go
+on."""
 
 import os
 import select
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Thread
 from typing import Any
 
 from lmgym.distributed.launch import RANK_LOST
 from lmgym.distributed.ranks import Lost
 
-GONE = (
-    "Ray has ended on this machine (its raylet or one of its agents died), and the generators with it; start the same "
-    "command again, and it goes on from the newest checkpoint (`--restarts K` does so by itself)"
+RESUME = "start the same command again, and it goes on from the newest checkpoint (`--restarts K` does so by itself)"
+GONE = f"Ray has ended on this machine (its raylet or one of its agents died), and the generators with it; {RESUME}"
+HEAD_GONE = (
+    f"Ray's head (its GCS) at {{}} has not answered for {{:.0f}} seconds, and Ray ends without it; if you have started "
+    f"Ray yourself, start it again, then {RESUME}"
 )
+PATIENCE, PAUSE = 30.0, 3.0  # seconds that the head may be away (Ray itself waits for 60), and between two looks
 
 
 class RayNode:
-    """A connection to Ray's object store on this machine, which closes when Ray dies.
-
-    Example:
-        >>> with RayNode().watched():
-        ...     ray.put(weights)
-    """
+    """A connection to Ray's object store on this machine, which closes when Ray dies."""
 
     def __init__(self) -> None:
         from ray._private import worker
@@ -36,7 +37,8 @@ class RayNode:
             node: Any = worker._global_node
             self._socket.connect(node.plasma_store_socket_name)
             self._connected = True
-            Thread(target=self._watch, daemon=True, name="ray-node").start()
+            for watch in (self._watch, partial(self._watch_head, str(node.gcs_address))):
+                Thread(target=watch, daemon=True, name="ray-node").start()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -66,5 +68,22 @@ class RayNode:
 
     def _watch(self) -> None:
         if self._gone(None) and self._inside and not self._closed:
-            print(f"lmgym: {GONE}", file=sys.stderr, flush=True)
-            os._exit(RANK_LOST)
+            _end(GONE)
+
+    def _watch_head(self, address: str) -> None:
+        """End this process if nobody has listened at the head's address for a while."""
+        host, _, port = address.rpartition(":")
+        answered = time.monotonic()
+        while not self._closed:
+            began = time.monotonic()
+            with suppress(OSError):
+                socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE / 3).close()
+                answered = began
+            if not self._closed and time.monotonic() - answered > PATIENCE:
+                _end(HEAD_GONE.format(address, PATIENCE))
+            time.sleep(PAUSE)
+
+
+def _end(sentence: str) -> None:
+    print(f"lmgym: {sentence}", file=sys.stderr, flush=True)
+    os._exit(RANK_LOST)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.truncation import Candidates
 from lmgym.inference import proof
@@ -81,7 +80,6 @@ class Vllm(Protocol):
         """End what was started for it."""
 
 
-@register("engine", "vllm")
 class VLLM:
     """Samples with vLLM, at most `rows` answers at a time.
 
@@ -109,10 +107,7 @@ class VLLM:
         return self._context
 
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        ended: Callable[[int, list[int]], None] | None = None,
+        self, requests: Sequence[Request], sampling: Sampling, ended: Callable[[int, list[int]], None] | None = None
     ) -> list[Completion]:
         """One completion per request, in order. Raises LmgymError for top_p, min_p and beams."""
         check_sampling(sampling)
@@ -170,8 +165,7 @@ class VLLM:
 
     def _try(self) -> None:
         """The canary: a few answers of every server, scored by the policy."""
-        policy = copy.copy(self.policy)
-        policy.ranks = ALONE  # no other rank scores with this one
+        policy = self.policy.but(ranks=ALONE)  # no other rank scores with this one
         for name, vllm in self.vllm.apart():
             alone = copy.copy(self)
             alone.vllm = vllm
@@ -252,7 +246,11 @@ def weights_of(policy: Policy, merge: bool = True) -> dict[str, Tensor]:
     if lora.has_adapter(policy.model) and not merge:
         return lora.base_weights(policy.model)
     model = lora.merged(policy.model) if lora.has_adapter(policy.model) else policy.model
-    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    if policy.rounded is not None and model is policy.model:  # a tied head has a name of its own here too
+        rounded = {parameter.data_ptr(): policy.computed(parameter) for parameter in policy.parameters()}
+        weights = {name: rounded.get(tensor.data_ptr(), tensor) for name, tensor in weights.items()}
+    return weights
 
 
 def _table(sets: Sequence[Sequence[int]]) -> Candidates:

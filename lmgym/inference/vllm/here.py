@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.inference.vllm.engine import Query, Sampled, weights_of
 from lmgym.inference.vllm.servers import write_weights
@@ -47,7 +48,7 @@ class Here:
             raise LmgymError(f"engine.name: vLLM cannot be imported ({error}); see docs/engines.md") from error
         precision = str(policy.compute).removeprefix("torch.")
         set_threads, threads = torch.set_num_threads, torch.get_num_threads()
-        with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
+        with tempfile.TemporaryDirectory() as folder, seeds.GLOBAL, torch.random.fork_rng():
             model = Path(folder) / "model"
             write_weights(policy, model)
             policy.tokenizer.save_pretrained(model)  # for stop strings
@@ -80,7 +81,7 @@ class Here:
 
         prompts = [{"prompt_token_ids": one.ids} for one in queries]
         settings = [vllm.SamplingParams(**one.settings) for one in queries]
-        with torch.random.fork_rng():
+        with seeds.GLOBAL, torch.random.fork_rng():
             answers = self._llm.generate(prompts, settings, use_tqdm=False)
         return (_sampled(answer.outputs[0]) for answer in answers)
 

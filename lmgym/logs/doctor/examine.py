@@ -10,13 +10,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.logs.doctor import rules_policy as policy
 from lmgym.logs.doctor import rules_reward as reward
 from lmgym.logs.doctor.facts import Answer, Facts, Record, answer_of_record, bounded, facts_of
-from lmgym.logs.doctor.history import WINDOW, History, Level, Sign, mean
+from lmgym.logs.doctor.history import WINDOW, History, Level, Sign
 from lmgym.logs.writer import METRICS, ROLLOUTS, at_once, read_records
 
 LEVELS: tuple[Level, ...] = ("severe", "moderate", "minor")
@@ -76,6 +77,7 @@ RULES = (
     Rule("learning_rate_too_low", policy.learning_rate_too_low, has("reward"), policy.STILL_STEPS),
     Rule("stale_rollouts", policy.stale_rollouts, has("version_lag"), WINDOW),
     Rule("slow_part", policy.slow_part, has("seconds"), WINDOW),
+    Rule("invalid_actions", policy.invalid_actions, has("environment/invalid"), WINDOW, live=False),
     Rule("environment_errors", policy.environment_errors, has("environment_errors"), 1, live=False),
 )
 LIVE = frozenset(rule.name for rule in RULES if rule.live)
@@ -106,12 +108,8 @@ class Finding:
 
     @property
     def level(self) -> Level:
-        """The sign's; one less for what was over before the end. What compares evaluations is about the outcome, so the
-        last of them refutes it: minor."""
-        if self.sign.held_out and not self.held:
-            return "minor"
-        place = LEVELS.index(self.sign.level) + (not self.held)
-        return LEVELS[min(place, len(LEVELS) - 1)]
+        """The sign's; minor for what was over before the end."""
+        return self.sign.level if self.held else "minor"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, in one dictionary."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import fmean as mean
 from typing import Literal
 
 from lmgym.logs.doctor.facts import Answer, Facts, Record, bounded
@@ -151,16 +152,6 @@ class History:
             return []
         found = [value for value in column[begin : begin + WINDOW] if not math.isnan(value)]
         return found if 2 * len(found) >= WINDOW else []
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean of one number or more."""
-    return math.fsum(values) / len(values)
-
-
-def median(values: Sequence[float]) -> float:
-    """The upper median of one number or more: a single odd step does not move it."""
-    return sorted(values)[len(values) // 2]
 
 
 def errors_apart(before: Sequence[float], after: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 
 from lmgym.logs.doctor.examine import Diagnosis, Finding
 from lmgym.logs.doctor.history import History
-from lmgym.logs.plots.figures import BLUE, GREY, ORANGE, STYLE, plot_text, points_with_intervals, save_figure
+from lmgym.logs.plots.figures import BLUE, GREY, ORANGE, figure_of, limit_y, plot_text, points_with_intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,19 +25,11 @@ def doctor_picture(diagnosis: Diagnosis, out: Path) -> Path:
 
     Example: doctor_picture(examine(Path("runs/a"), recipe), Path("runs/a/doctor.png"))
     """
-    from matplotlib import style  # imported here since matplotlib takes long to import
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     findings = diagnosis.findings[:MOST]
     columns = min(COLUMNS, len(findings))
     rows = -(-len(findings) // columns)
     histories = {history.facts.stage: history for history in diagnosis.histories}
-    with style.context(["default", STYLE]):
-        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-        figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows), dpi=100, layout=layout)
-        FigureCanvasAgg(figure)
+    with figure_of(out, WIDTH * columns, HEIGHT * rows) as figure:
         panels = figure.subplots(rows, columns, squeeze=False).ravel()
         for number, (finding, axes) in enumerate(zip(findings, panels, strict=False), 1):
             _draw(finding, histories[finding.stage], axes)
@@ -46,7 +38,6 @@ def doctor_picture(diagnosis: Diagnosis, out: Path) -> Path:
             axes.set_xlabel(plot_text(f"step{stage}"))
         for axes in panels[len(findings) :]:
             axes.set_visible(False)
-        save_figure(figure, out)
     return out
 
 
@@ -87,7 +78,10 @@ def _draw(finding: Finding, history: History, axes: "Axes") -> None:
         bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8},
         zorder=5,
     )
-    _limit_y(axes, np.concatenate([*shown, [sign.value], [] if sign.limit is None else [sign.limit]]))
+    # Nearly all values are shown: a single one may be 15 orders of magnitude away.
+    known = np.concatenate([own[np.isfinite(own)] for own in shown])
+    marked = np.array([sign.value] if sign.limit is None else [sign.value, sign.limit])
+    limit_y(axes, [np.quantile(known, [0.02, 0.98]) if known.size else known, marked], 0.15)
     axes.set_ylabel(plot_text(sign.metric))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
 
@@ -106,12 +100,3 @@ def _held_out(history: History, metric: str) -> tuple[np.ndarray, np.ndarray, np
     bounds = [[record.get(f"{metric}{end}") for record in records] for end in ("", "/low", "/high")]
     mean, low, high = np.array(bounds, dtype=float)
     return np.array([record["step"] for record in records], dtype=float), mean, low, high
-
-
-def _limit_y(axes: "Axes", values: np.ndarray) -> None:
-    """Limit y to nearly all values: a single one may be 15 orders of magnitude away."""
-    known = values[np.isfinite(values)]
-    low, high = np.quantile(known, [0.02, 0.98])
-    low, high = min(low, *values[-2:][np.isfinite(values[-2:])]), max(high, *values[-2:][np.isfinite(values[-2:])])
-    margin = 0.15 * (high - low) or 0.05
-    axes.set_ylim(low - margin, high + margin)

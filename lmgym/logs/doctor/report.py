@@ -29,7 +29,8 @@ def report(diagnosis: Diagnosis, columns: int | None = None) -> Iterator[str]:
     for number, finding in enumerate(diagnosis.findings, 1):
         yield ""
         yield f"{number}. {finding.level}: {finding.title} ({_when(finding, several)})"
-        for sentence in (_sentence(finding.sign.what), _number(finding), *_end(finding)):
+        what = finding.sign.what
+        for sentence in (f"{what[0].upper()}{what[1:]}.", _number(finding), *_end(finding)):
             yield from indented.wrap(sentence)
         yield from indented.wrap(f"Remedy: {finding.sign.remedy}.")
     if count and several:
@@ -74,7 +75,3 @@ def _unjudged(diagnosis: Diagnosis, several: bool, indented: textwrap.TextWrappe
             yield f"not judged{f' in stage {stage}' * several}, for want of data:"
         for lacks, names in lacking.items():
             yield from indented.wrap(f"{', '.join(name.replace('_', ' ') for name in names)} ({lacks})")
-
-
-def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}."

@@ -1,6 +1,9 @@
 """The doctor's rules about the policy, its updates and the time that they take (see examine.py)."""
 
-from lmgym.logs.doctor.history import History, Sign, errors_apart, mean, median, rose
+from statistics import fmean as mean
+from statistics import median_high as median  # a single odd step does not move it
+
+from lmgym.logs.doctor.history import History, Sign, errors_apart, rose
 from lmgym.logs.doctor.rules_reward import EQUAL_GROUPS, held_out_change
 
 ENTROPY_LEFT, ENTROPY_GONE = 0.1, 1e-3
@@ -116,8 +119,9 @@ def dead_critic(history: History) -> Sign | None:
     if not recent or len(history) < CRITIC_STEPS or median(recent) > EXPLAINED or history.solved:
         return None
     worse = "less than a constant would" if median(recent) < -EXPLAINED else "as much as a constant does"
+    unmoved = not any(recent)  # a value function that learns anything is never exactly as good as a constant
     return Sign(
-        "moderate" if median(recent) < HARMFUL else "minor",
+        "moderate" if median(recent) < HARMFUL or unmoved else "minor",
         f"after {len(history)} steps the value function explains {median(recent):.3g} of the returns' variance, "
         f"{worse}",
         "raise optimizer.critic_learning_rate or algorithm.value_coefficient, or set policy.critic: separate",
@@ -229,4 +233,20 @@ def environment_errors(history: History) -> Sign | None:
         "environment_errors",
         share,
         steps=1,
+    )
+
+
+def invalid_actions(history: History) -> Sign | None:
+    """Not one answer was an action of the environment for a whole window, so that nothing can be learned but by
+    chance."""
+    recent = history.recent("environment/invalid")
+    if not recent or min(recent) < 1:
+        return None
+    return Sign(
+        "severe",
+        f"not one answer of {len(recent)} steps was a valid action of the environment",
+        "`lmgym check` shows an answer and why it is no action; say the form of an action in the prompt or the system "
+        "prompt, begin with a supervised stage, or mend the agent's extract_action",
+        "environment/invalid",
+        1.0,
     )

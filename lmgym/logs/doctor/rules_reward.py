@@ -1,9 +1,10 @@
 """The doctor's rules about rewards and answers (see examine.py)."""
 
 import math
+from statistics import fmean as mean
 
 from lmgym.logs.doctor.facts import bounded
-from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Sign, errors_apart, fell, mean, rose
+from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Sign, errors_apart, fell, rose
 
 EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
 """Share of groups without a signal: docs/metrics.md calls up to a half healthy; from here most sampling is lost."""
@@ -33,16 +34,22 @@ Bounds = tuple[float, float, float]  # mean, low, high
 
 
 def reward_collapse(history: History) -> Sign | None:
-    """The reward has fallen from its best window by much of the range of scores."""
+    """The reward has fallen by much of the range of scores, from its best window or from the first evaluation (which
+    sees what is lost within the first window)."""
     recent, (low, high) = history.recent("reward"), history.ranges.get("", (0.0, 0.0))
     if not recent or history.best is None or high <= low:
         return None
     best, values, step = history.best
-    if best - mean(recent) < LOST * (high - low) or not fell(values, recent):
+    when, change = f"in the steps up to step {step + 1}", held_out_change(history, "reward")
+    if change is not None and change[1][2] < change[0][1] and change[0][0] > best:  # intervals apart
+        best, when = change[0][0], "in the first evaluation"
+    elif not fell(values, recent):
+        return None
+    if best - mean(recent) < LOST * (high - low):
         return None
     return Sign(
         "severe",
-        f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} in the steps up to step {step + 1}",
+        f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} {when}",
         "begin anew from a checkpoint before it (policy.model) with a lower optimizer.learning_rate or "
         "algorithm.entropy_coefficient; checkpoint.keep keeps more of them",
         "reward",
@@ -53,17 +60,20 @@ def reward_collapse(history: History) -> Sign | None:
 
 def overfitting(history: History) -> Sign | None:
     """From the first evaluation to the newest the training reward has risen, and the held-out reward has risen by less
-    than half of that, and lies below it."""
+    than half of that; or the training reward has not fallen, and the held-out reward has. And it lies below."""
     low, high = history.ranges.get("", (0.0, 0.0))
     gain, change = relative_gain(history), held_out_change(history, "reward")
-    if gain is None or change is None:
+    (then, now) = history.then_and_now("reward")
+    if change is None or not now:
         return None
-    (then, now), (before, after) = history.then_and_now("reward"), change
-    if after[2] - before[1] >= FOLLOWS * gain * (high - low) or mean(now) <= after[2]:
+    before, after = change
+    lags = gain is not None and after[2] - before[1] < FOLLOWS * gain * (high - low)
+    falls = after[2] < before[1] and mean(now) >= mean(then)
+    if not (lags or falls) or mean(now) <= after[2]:
         return None
     return Sign(
         "severe",
-        f"the training reward has risen from {mean(then):.3g} to {mean(now):.3g}, the held-out reward went from "
+        f"the training reward went from {mean(then):.3g} to {mean(now):.3g}, the held-out reward from "
         f"{before[0]:.3g} to {after[0]:.3g}",
         "train on more or other prompts (task), for fewer steps, or with early_stop on a held-out metric",
         "reward",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.plots.figures import BLUE, GREY, STYLE, save_figure
+from lmgym.logs.plots.figures import BLUE, GREY, figure_of
 from lmgym.stats.calibration import Bin, calibration_error
 
 if TYPE_CHECKING:
@@ -19,19 +19,12 @@ def calibration_plot(bins: Sequence[Bin], out: Path) -> Path:
 
     Example: calibration_plot(calibration_bins(confidences, right), Path("runs/rm/calibration.png"))
     """
-    from matplotlib import style  # imported here since matplotlib takes long to import
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if not bins:
         raise LmgymError(f"{out}: there is no decision of a reward model to draw")
-    with style.context(["default", STYLE]):
-        figure = Figure(figsize=(5.5, 6), dpi=100, layout="constrained")
-        FigureCanvasAgg(figure)
+    with figure_of(out, 5.5, 6) as figure:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
         _reliability(above, bins)
         _counts(below, bins)
-        save_figure(figure, out)
     return out
 
 

@@ -14,12 +14,12 @@ from lmgym.logs.plots.figures import (
     GREY,
     ORANGE,
     PURPLE,
-    STYLE,
+    figure_of,
+    limit_y,
     mean_and_interval,
     plot_text,
     points_with_intervals,
     running_mean,
-    save_figure,
 )
 from lmgym.logs.writer import read_records
 from lmgym.stats.intervals import student_t
@@ -43,11 +43,6 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
 
     Example: curves_plot({"": [Path("runs/a/seed-0/metrics.jsonl")]}, Path("runs/a/plot.png"), "final_answer")
     """
-    from matplotlib import style  # imported here since matplotlib takes long to import
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     drawn = dict(list(groups.items())[: len(COLOURS)])
     read = {name: [_curves(path, metric) for path in paths] for name, paths in drawn.items()}
     # A panel for the reward (without one, the first loss), and a panel for the held-out metric, if recorded.
@@ -59,14 +54,13 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
     if not panels:
         raise LmgymError(f"{out}: there is nothing to draw, neither a reward, a loss nor {metric}")
     several = max(len(paths) for paths in drawn.values()) > 1
-    with style.context(["default", STYLE]):
-        figure = Figure(figsize=(12, 4.4), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
-        FigureCanvasAgg(figure)
+    with figure_of(out, 12, 4.4) as figure:
         for (name, title, unit), axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
             axes.margins(x=0.03)
             for place, (group, runs) in enumerate(read.items()):
                 _draw(axes, [run[name] for run in runs if name in run], place, group)
-            _limit_y(axes, [run[name] for runs in read.values() for run in runs if name in run])
+            # Without the band: with two seeds it may be ten times as wide.
+            limit_y(axes, [run[name][1] for runs in read.values() for run in runs if name in run], 0.25)
             if several and name == "held out":
                 held = [[run[name] for run in runs if name in run] for runs in read.values()]
                 lows = np.concatenate([mean_and_band(curves)[1][1] for curves in held if curves])
@@ -81,7 +75,6 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
             for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
         figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=4, handlelength=1.5)
-        save_figure(figure, out)
     return out
 
 
@@ -117,18 +110,10 @@ def _curves(path: Path, metric: str) -> dict[str, Curve]:
                 steps.append(record["step"])
                 values.append(float(value))
     curves = {name: (np.array(steps), np.array(values)) for name, (steps, values) in points.items()}
-    return {name: curve if name == "held out" else _smooth(curve) for name, curve in curves.items()}
-
-
-def _smooth(curve: Curve) -> Curve:
-    return curve[0], running_mean(curve[1], (len(curve[1]) // 15) | 1)
-
-
-def _limit_y(axes: "Axes", curves: Sequence[Curve]) -> None:
-    """Set the limits of y by the curves. The band is ignored: with two seeds it may be ten times as wide."""
-    values = np.concatenate([values for _, values in curves])
-    margin = 0.25 * float(np.ptp(values)) or 0.05
-    axes.set_ylim(float(values.min()) - margin, float(values.max()) + margin)
+    for name, (steps, values) in curves.items():
+        if name != "held out":
+            curves[name] = steps, running_mean(values, (len(values) // 15) | 1)
+    return curves
 
 
 def _draw(axes: "Axes", curves: Sequence[Curve], place: int, name: str) -> None:

@@ -1,7 +1,8 @@
 """The plot of one run, drawn from its metrics.jsonl."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -25,27 +26,7 @@ ALWAYS_EVALUATED = ("reward", "length/mean", "truncated")  # metrics of every ta
 ENDS = ("", "/low", "/high")  # of a metric's name: the keys of its mean and interval
 LONGEST_TEXT = 120  # characters of a name in a picture
 LEAST_KL = 1e-6  # nats per token: below it a divergence is rounding
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.labelsize": 9,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": "#333333",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.8,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
+STYLE = Path(__file__).with_name("lmgym.mplstyle")
 
 
 def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> Path:
@@ -62,18 +43,11 @@ def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> P
 
     Example: training_plot(Path("runs/a/metrics.jsonl"), Path("runs/a/training.png"))
     """
-    from matplotlib import style  # imported here since matplotlib takes long to import
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     run = Records(metrics_path, metric)
     rows = [row for row in panels(run) if row]
     if not rows:
         raise LmgymError(f"{metrics_path}: there is nothing to draw yet, neither a reward, a loss nor an evaluation")
-    with style.context(["default", STYLE]):
-        figure = Figure(figsize=(12, 6), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
-        FigureCanvasAgg(figure)
+    with figure_of(out, 12, 6) as figure:
         parts = figure.subfigures(len(rows), 1, height_ratios=[5, 3][: len(rows)], squeeze=False)[:, 0]
         for row, part in zip(rows, parts, strict=True):
             legends = any(panel.legend for panel in row)
@@ -83,7 +57,6 @@ def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> P
                 axes.set_ylabel(panel.unit)
                 _legend(axes, panel.legend)
                 _stages(run, axes, panel.stages, named=row is rows[0])
-        save_figure(figure, out)
     return out
 
 
@@ -383,11 +356,31 @@ def mean_and_interval(bounded: Sequence[bool]) -> str:
     return "mean and 95% interval" if all(bounded) else "mean and 95% interval where there is one"
 
 
-def save_figure(figure: "Figure", out: Path, **options: Any) -> None:
-    """Write a figure in the format that the name ends in. A link of this name, as in a run of someone else's, is
-    replaced and not followed. Raises LmgymError if the file cannot be written."""
+@contextmanager
+def figure_of(out: Path, width: float, height: float, arranged: bool = True, dpi: int = 100) -> Iterator["Figure"]:
+    """A figure of so many inches, which is written to `out` behind the body, in the format that the name ends in; equal
+    figures are equal bytes. `arranged`: matplotlib finds the places of its parts. A link of this name, as in a run of
+    someone else's, is replaced and not followed. Raises LmgymError if the file cannot be written."""
+    from matplotlib import style  # imported here since matplotlib takes long to import
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     kind = out.suffix[1:].lower()
-    replace_file(out, lambda file: figure.savefig(file, format=kind, facecolor="white", **options), durable=False)
+    options = {"metadata": {"Date": None}} if kind == "svg" else {}
+    with style.context(["default", str(STYLE)]):
+        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06) if arranged else None
+        figure = Figure(figsize=(width, height), dpi=dpi, layout=layout)
+        FigureCanvasAgg(figure)
+        yield figure
+        replace_file(out, lambda file: figure.savefig(file, format=kind, facecolor="white", **options), durable=False)
+
+
+def limit_y(axes: "Axes", values: Sequence[np.ndarray], share: float) -> None:
+    """Set the limits of y by these numbers, with a margin of this share of their range."""
+    known = np.concatenate([own[np.isfinite(own)] for own in values])
+    margin = share * float(np.ptp(known)) or 0.05
+    axes.set_ylim(float(known.min()) - margin, float(known.max()) + margin)
 
 
 def plot_text(text: str) -> str:

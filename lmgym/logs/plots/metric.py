@@ -10,7 +10,7 @@ import numpy as np
 
 from lmgym.core.errors import LmgymError
 from lmgym.logs.plots.curves import COLOURS, LARGEST, Curve, mean_and_band
-from lmgym.logs.plots.figures import GREY, LONGEST_TEXT, STYLE, plot_text, running_mean, save_figure
+from lmgym.logs.plots.figures import GREY, LONGEST_TEXT, figure_of, limit_y, plot_text, running_mean
 from lmgym.logs.writer import METRICS, Record, read_records
 
 if TYPE_CHECKING:
@@ -133,17 +133,11 @@ def _curve(folder: Path, run: Sequence[Record], kind: str, name: str, stage: int
 
 
 def _draw(lines: Sequence[Line], label: str, where: str, words: str, out: Path) -> None:
-    from matplotlib import style  # imported here since matplotlib takes long to import
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     names = LETTER * min(LONGEST_TEXT, max(len(line.name) for line in lines)) + 0.15
     width, left, below, above = WIDTH + names, 0.75, 0.55, 0.35
-    settings = {**STYLE, "svg.hashsalt": "lmgym"}  # the same runs give the same file
-    with style.context(["default", settings]):
-        figure = Figure(figsize=(width, HEIGHT), dpi=200)
-        FigureCanvasAgg(figure)
+    with figure_of(out, width, HEIGHT, arranged=False, dpi=200) as figure:
         box = (left / width, below / HEIGHT, (WIDTH - left) / width, (HEIGHT - below - above) / HEIGHT)
         axes = figure.add_axes(box)
         for line, colour, dashes in zip(lines, COLOURS, DASHES, strict=False):
@@ -152,21 +146,13 @@ def _draw(lines: Sequence[Line], label: str, where: str, words: str, out: Path) 
             form = {"linestyle": "none", "marker": "o"} if few else {"linestyle": dashes, "linewidth": 1.8}
             axes.fill_between(line.steps, low, high, color=colour, alpha=0.16, linewidth=0)
             axes.plot(line.steps, mean, color=colour, **form)
-        _limit_y(axes, lines)
+        # The bands of two runs, which may be ten times as wide, do not count.
+        limit_y(axes, [line.bounds if line.runs != 2 else line.bounds[:1] for line in lines], 0.06)
         _name_lines(axes, lines)
         axes.set_ylabel(plot_text(label))
         axes.set_xlabel(plot_text(where))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
         axes.set_title(words, fontsize=8, color=GREY, pad=8)
-        save_figure(figure, out, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
-
-
-def _limit_y(axes: "Axes", lines: Sequence[Line]) -> None:
-    """Set the limits of y by the means, and by all bands but those of two runs, which may be ten times as wide."""
-    shown = [line.bounds if line.runs != 2 else line.bounds[:1] for line in lines]
-    known = np.concatenate([bounds[np.isfinite(bounds)] for bounds in shown])
-    margin = 0.06 * float(np.ptp(known)) or 0.05
-    axes.set_ylim(float(known.min()) - margin, float(known.max()) + margin)
 
 
 def _name_lines(axes: "Axes", lines: Sequence[Line]) -> None:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from lmgym.core.errors import LmgymError, describe
@@ -137,12 +137,6 @@ def read_member(archive: ZipFile, name: str) -> bytes:
     return data
 
 
-def read_shard(pack: ZipFile, info: ZipInfo) -> bytes:
-    """The zip of one step of a file of several."""
-    _check_stored(info)
-    return pack.read(info)
-
-
 def zipped(contents: Iterable[tuple[str, bytes]]) -> bytes:
     """A zip of these members. It has no times, so equal contents are equal bytes."""
     buffer = io.BytesIO()
@@ -178,43 +172,8 @@ def _info(name: str, how: int) -> ZipInfo:
     return info
 
 
-def stored(archive: ZipFile, info: ZipInfo) -> IO[bytes]:
-    """A member that was not compressed, as a file that is read where it lies."""
-    file: Any = archive.fp
-    file.seek(info.header_offset + 26)
-    name, extra = struct.unpack("<HH", file.read(4))  # lengths, before the data (APPNOTE.TXT 4.3.7)
-    _check_stored(info)
-    return io.BufferedReader(_Window(file, info.header_offset + 30 + name + extra, info.file_size))
-
-
-def _check_stored(info: ZipInfo) -> None:
-    if info.compress_type != ZIP_STORED:
+def stored(pack: ZipFile, info: ZipInfo) -> IO[bytes]:
+    """The zip of one step of a file of several, opened where it lies; nothing is unpacked."""
+    if info.compress_type != ZIP_STORED:  # it would unpack to any size
         raise BadZipFile(f"{info.filename} is compressed")
-
-
-class _Window(io.RawIOBase):
-    """The bytes [start, start + length) of a file, as a file."""
-
-    def __init__(self, file: IO[bytes], start: int, length: int) -> None:
-        self.file, self.start, self.length, self.position = file, start, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.length}[whence]
-        self.position = max(base + offset, 0)
-        return self.position
-
-    def tell(self) -> int:
-        return self.position
-
-    def readinto(self, buffer: Any) -> int:
-        self.file.seek(self.start + self.position)
-        data = self.file.read(max(min(len(buffer), self.length - self.position), 0))
-        buffer[: len(data)] = data
-        self.position += len(data)
-        return len(data)
+    return pack.open(info)

@@ -16,7 +16,6 @@ from lmgym.logs.traces.files import (
     members,
     opened,
     pack_name,
-    read_shard,
     stored,
     without_episodes,
     write_pack,
@@ -93,7 +92,7 @@ def join(traces: Path, stage: int, step: int) -> None:
 
         def contents() -> Iterator[tuple[Place, bytes]]:
             for place in sorted([*singles, *joined]):
-                yield place, singles[place].read_bytes() if place in singles else read_shard(old, joined[place])  # type: ignore[arg-type]
+                yield place, singles[place].read_bytes() if place in singles else stored(old, joined[place]).read()  # type: ignore[arg-type]
 
         write_pack(pack, contents())
     with disk_errors(traces):
@@ -160,7 +159,7 @@ def _prune_pack(path: Path, surplus: float, after: Place | None) -> Place | None
                 surplus -= info.file_size - len(rest)
             after = place
         if rests:
-            write_pack(path, ((place, rests.get(place) or read_shard(pack, info)) for place, info in members(pack)))
+            write_pack(path, ((place, rests.get(place) or stored(pack, info).read()) for place, info in members(pack)))
     return after
 
 
@@ -191,4 +190,4 @@ def _rewind_pack(path: Path, end: Place) -> None:
     with opened(path) as pack:
         found = members(pack)
         if any(place >= end for place, _ in found):
-            write_pack(path, ((place, read_shard(pack, info)) for place, info in found if place < end))
+            write_pack(path, ((place, stored(pack, info).read()) for place, info in found if place < end))

@@ -6,9 +6,8 @@ in them are base64 of little-endian int32 or float32. Imports no torch.
 
 import base64
 import json
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmgym.core.errors import LmgymError
+from lmgym.logs.formatting import json_bytes
 from lmgym.logs.traces.files import (
     EPISODES,
     STEP,
@@ -56,6 +56,10 @@ class TraceStep:
     fields: dict[str, Any]
     """Its hyperparameters."""
     episodes: dict[str, Any]
+    formulas: dict[str, str] = field(default_factory=dict)
+    """What it computes, as texts by the name of a term or a symbol; empty in runs of before 0.1.0."""
+    pairs: bool = False
+    """Whether the best and the worst answer of a group train against each other."""
 
 
 @dataclass(kw_only=True)
@@ -114,7 +118,7 @@ def write_shard(folder: Path, step: TraceStep, episodes: Iterable[TraceEpisode])
     """Write one step into the traces/ of a run folder, whole or not at all; returns the file. Raises LmgymError if it
     cannot be written. A step that is there already is replaced."""
     tree = {"format": FORMAT} | {f.name: getattr(step, f.name) for f in fields(step)}
-    contents = [(STEP, _json(tree)), *((_member(one.index), _json(_episode_tree(one))) for one in episodes)]
+    contents = [(STEP, json_bytes(tree)), *((_member(one.index), json_bytes(_episode_tree(one))) for one in episodes)]
     path, data = folder / TRACES / shard_name(step.stage, step.step), zipped(contents)
     replace_file(path, lambda file: file.write(data), durable=False)
     return path
@@ -192,20 +196,3 @@ def _row(tree: Mapping[str, Any]) -> TraceRow:
 def _built(kind: type[T], tree: Mapping[str, Any]) -> T:
     """A dataclass of those values that are its fields."""
     return kind(**{f.name: tree[f.name] for f in fields(kind) if f.name in tree})  # type: ignore[arg-type]
-
-
-def _json(tree: Any) -> bytes:
-    """A tree as JSON; NaN and infinity, which JSON lacks, become null."""
-    try:
-        text = json.dumps(tree, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(tree), separators=(",", ":"))
-    return text.encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

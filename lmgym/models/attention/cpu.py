@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lmgym.models.attention.packed import PackedGroups, PackedRows, per_query_head
+from lmgym.models.attention.rules import Asked
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -49,10 +50,10 @@ class BlockRows(PackedRows):
     def blocks(self) -> Blocks:
         return Blocks(_causal(self.offsets.tolist(), self.lengths), [])
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        if query.shape[-1] != value.shape[-1]:  # the kernel has one size for both
-            return super().attend(layer, query, key, value, scale)
-        return _attend(query, key, value, self.blocks, scale)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+        if asked.rule is not None or query.shape[-1] != value.shape[-1]:  # the kernel has one size for both
+            return super().attend(layer, query, key, value, asked)
+        return _attend(query, key, value, self.blocks, asked.scale)
 
 
 class BlockGroups(PackedGroups):
@@ -79,10 +80,10 @@ class BlockGroups(PackedGroups):
         # 3. Answers attend to themselves.
         return Blocks(first, _causal(answer_starts, answer_lengths))
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        if query.shape[-1] != value.shape[-1]:  # the kernel has one size for both
-            return super().attend(layer, query, key, value, scale)
-        return _attend(query, key, value, self.blocks, scale)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+        if asked.rule is not None or query.shape[-1] != value.shape[-1]:
+            return super().attend(layer, query, key, value, asked)
+        return _attend(query, key, value, self.blocks, asked.scale)
 
 
 def _causal(starts: Sequence[int], lengths: Sequence[int]) -> list[Block]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, flex_attention
 
 from lmgym.models.attention.packed import PackedGroups, PackedRows, per_query_head
+from lmgym.models.attention.rules import Asked
 
 
 class FlexRows(PackedRows):
@@ -24,8 +25,10 @@ class FlexRows(PackedRows):
     def allowed(self) -> BlockMask | Bool[Tensor, "1 1 L L"]:
         return _mask(self.row, self.row)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        return _attend(query, key, value, self.allowed, scale)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+        if asked.rule is not None:
+            return super().attend(layer, query, key, value, asked)
+        return _attend(query, key, value, self.allowed, asked.scale)
 
 
 class FlexGroups(PackedGroups):
@@ -37,8 +40,10 @@ class FlexGroups(PackedGroups):
         row = torch.cat([prompt, answer + self.prompts.rows])
         return _mask(row, torch.cat([prompt, self.prompt_of_row[answer]]))
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        return _attend(query, key, value, self.allowed, scale)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+        if asked.rule is not None:
+            return super().attend(layer, query, key, value, asked)
+        return _attend(query, key, value, self.allowed, asked.scale)
 
 
 def _mask(row: Int[Tensor, " L"], prompt: Int[Tensor, " L"]) -> BlockMask | Bool[Tensor, "1 1 L L"]:

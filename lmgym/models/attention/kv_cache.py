@@ -213,19 +213,10 @@ class PrefilledRows(PackedRows):
         super().__init__(lengths, slots.device)
         self.cache, self.source, self.slots = cache, source, slots
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        return self.attend_padded(query, *self._stored(layer, key, value), scale)
-
-    def attend_by(
-        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
-    ) -> Tensor:
-        return self.attend_padded_by(asked, query, *self._stored(layer, key, value), scale)
-
-    def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Padded keys and values, after they were stored."""
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         keys, values = self.pad(key), self.pad(value)
         self.cache.write(layer, self.slots, keys[self.source], values[self.source])
-        return keys, values
+        return self.attend_padded(query, keys, values, asked)
 
 
 class ExtendedRows:
@@ -251,25 +242,16 @@ class ExtendedRows:
     def reach(self) -> int:
         return self.width
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        keys, values = self._stored(layer, query, key, value)
-        out = F.scaled_dot_product_attention(self.new.pad(query), keys, values, attn_mask=self.mask, scale=scale)
-        return self.new.unpad(out)
-
-    def attend_by(
-        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
-    ) -> Tensor:
-        keys, values = self._stored(layer, query, key, value)
-        seen = asked.rule.sees(self.places[:, :, None], torch.arange(self.width, device=query.device))[:, None]
-        return self.new.unpad(rules.attention(self.new.pad(query), keys, values, seen, scale, asked))
-
-    def _stored(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values; returns all of these sequences, for each query head."""
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+        # Write the new keys and values, then read those of whole sequences.
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.slots[self.row], :, self.positions] = key[0].transpose(0, 1).to(keys.dtype)
         values[self.slots[self.row], :, self.positions] = value[0].transpose(0, 1).to(values.dtype)
-        read_keys, read_values = (cached[self.read, :, : self.width].to(query.dtype) for cached in (keys, values))
-        return per_query_head(query, read_keys, read_values)
+        keys, values = (cached[self.read, :, : self.width].to(query.dtype) for cached in (keys, values))
+        seen = self.mask
+        if asked.rule is not None:
+            seen = asked.rule.sees(self.places[:, :, None], torch.arange(self.width, device=query.device))[:, None]
+        return self.new.unpad(rules.attention(self.new.pad(query), *per_query_head(query, keys, values), seen, asked))
 
 
 class CachedRows:
@@ -299,21 +281,23 @@ class CachedRows:
     def reach(self) -> int:
         return self.width if self.cache.prompts is None else self.width + self.cache.prompts.width
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         keys, values = self._stored(layer, key, value)
+        if asked.rule is not None:
+            return self._attend_by(asked.rule, asked, layer, query, keys, values)
         slots, heads, _, size = query.shape
         # Query heads that share a key head become queries of one row: keys are read once, nothing is repeated.
         shared = heads // keys.shape[1]
         if query.device.type != "cpu":
             keys, values = keys[:slots, :, : self.width], values[:slots, :, : self.width]
             query = query.reshape(slots, -1, shared, size)
-            out = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask, scale=scale)
+            out = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask, scale=asked.scale)
             return out.reshape(slots, 1, heads, -1)
         # On a CPU: few and simple calls, because with a small model their overhead is what a step costs. Slots and key
         # heads are one dimension.
         rows = slots * keys.shape[1]
         keys, values = keys.flatten(0, 1)[:rows, : self.width], values.flatten(0, 1)[:rows, : self.width]
-        grouped = query.reshape(rows, shared, size).to(keys.dtype) * (size**-0.5 if scale is None else scale)
+        grouped = query.reshape(rows, shared, size).to(keys.dtype) * asked.scale_of(size)
         scores, prompts = _scores(grouped, keys, self.excluded), self.cache.prompts
         if prompts is None:
             out = torch.bmm(scores.softmax(-1), values)
@@ -323,19 +307,16 @@ class CachedRows:
             out = torch.baddbmm(prompts.weighted_values(layer, prompt_shares), slot_shares, values)
         return out.to(query.dtype).view(slots, 1, heads, -1)
 
-    def attend_by(
-        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
-    ) -> Tensor:
-        keys, values = self._stored(layer, key, value)
+    def _attend_by(self, rule: Rule, asked: Asked, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         slots, heads, _, size = query.shape
         rows, prompts = slots * keys.shape[1], self.cache.prompts
         keys, values = keys.flatten(0, 1)[:rows, : self.width], values.flatten(0, 1)[:rows, : self.width]
-        grouped = query.reshape(rows, -1, size).to(keys.dtype) * (size**-0.5 if scale is None else scale)
+        grouped = query.reshape(rows, -1, size).to(keys.dtype) * asked.scale_of(size)
         scores = torch.bmm(grouped, keys.transpose(1, 2))
         if prompts is not None:
             scores = torch.cat([prompts.scores(layer, grouped), scores], -1)
         apart = scores.view(slots, heads, 1, -1)  # a query head for each row of scores
-        found = rules.shares(apart, self._seen_by(asked.rule), asked).view(scores.shape)
+        found = rules.shares(apart, self._seen_by(rule), asked).view(scores.shape)
         out = torch.bmm(found[..., -self.width :], values)
         if prompts is not None:
             out = out + prompts.weighted_values(layer, found[..., : prompts.width])

@@ -32,13 +32,8 @@ class Layout(Protocol):
     def reach(self) -> int:
         """The tokens of the longest row, those before this pass included (an upper bound is enough)."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         """query [B H L D], key and value [B K L D] (K key-value heads) -> [B L H D]."""
-
-    def attend_by(
-        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
-    ) -> Tensor:
-        """The same for a layer with a window, capped scores or sinks (rules.py)."""
 
 
 def attend(
@@ -54,10 +49,10 @@ def attend(
     passes on from the arguments of the model's forward; so do the rules of its layers, if any has one."""
     layout: Layout = kwargs["lmgym_layout"]
     layer, of_layer = module.layer_idx, kwargs.get("lmgym_rules")
-    if not of_layer or of_layer[layer].is_plain(layout.reach):
-        return layout.attend(layer, query, key, value, scaling), None
-    asked = Asked(of_layer[layer], kwargs["s_aux"] if of_layer[layer].sinks else None)
-    return layout.attend_by(asked, layer, query, key, value, scaling), None
+    asked = Asked(scaling)
+    if of_layer and not of_layer[layer].is_plain(layout.reach):
+        asked = Asked(scaling, of_layer[layer], kwargs["s_aux"] if of_layer[layer].sinks else None)
+    return layout.attend(layer, query, key, value, asked), None
 
 
 class PackedRows:
@@ -66,9 +61,7 @@ class PackedRows:
     For the attention kernel alone, rows are padded on the right to the longest of them. With causal attention this
     needs no mask: the padding comes after every real query.
 
-    Example: rows of 3 and 2 tokens
-        >>> PackedRows([3, 2], torch.device("cpu")).positions
-        tensor([0, 1, 2, 0, 1])
+    Example: rows of 3 and 2 tokens: PackedRows([3, 2], torch.device("cpu")).positions -> tensor([0, 1, 2, 0, 1])
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
@@ -89,27 +82,18 @@ class PackedRows:
     def reach(self) -> int:
         return self.longest
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        return self.attend_padded(query, self.pad(key), self.pad(value), scale)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+        return self.attend_padded(query, self.pad(key), self.pad(value), asked)
 
-    def attend_by(
-        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
-    ) -> Tensor:
-        return self.attend_padded_by(asked, query, self.pad(key), self.pad(value), scale)
-
-    def attend_padded_by(
-        self, asked: Asked, query: Tensor, keys: Tensor, values: Tensor, scale: float | None
-    ) -> Tensor:
-        """`attend_padded` by a rule. Padding comes after every real query here, too."""
-        places = torch.arange(self.longest, device=query.device)
-        seen = asked.rule.sees(places[:, None], places)[None, None]
-        keys, values = per_query_head(query, keys, values)
-        return self.unpad(rules.attention(self.pad(query), keys, values, seen, scale, asked))
-
-    def attend_padded(self, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+    def attend_padded(self, query: Tensor, keys: Tensor, values: Tensor, asked: Asked) -> Tensor:
         """Attention of packed queries to keys and values that are padded already."""
         keys, values = per_query_head(query, keys, values)
-        out = F.scaled_dot_product_attention(self.pad(query), keys, values, is_causal=True, scale=scale)
+        if asked.rule is None:
+            out = F.scaled_dot_product_attention(self.pad(query), keys, values, is_causal=True, scale=asked.scale)
+        else:
+            places = torch.arange(self.longest, device=query.device)
+            seen = asked.rule.sees(places[:, None], places)[None, None]
+            out = rules.attention(self.pad(query), keys, values, seen, asked)
         return self.unpad(out)
 
     def pad(self, packed: Float[Tensor, "1 H L D"]) -> Float[Tensor, "N H longest D"]:
@@ -165,26 +149,17 @@ class PackedGroups:
     def reach(self) -> int:
         return self.prompts.longest + self.answers.longest
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        cut = self.prompt_tokens
-        prompt_out = self.prompts.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scale)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+        cut, seen = self.prompt_tokens, self.mask
+        prompt_out = self.prompts.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], asked)
+        if asked.rule is not None:
+            # The columns of `mask` are the prompt's places, then the answer's, which begin where the row's prompt ends.
+            places = torch.arange(self.reach, device=query.device)
+            answers = self.before[:, None] + places[: self.answers.longest]
+            columns = torch.cat([places[: self.prompts.longest].expand(len(answers), -1), answers], 1)
+            seen = seen & asked.rule.sees(answers[:, :, None], columns[:, None])[:, None]
         keys, values = per_query_head(query, self._per_answer(key), self._per_answer(value))
-        answer_out = F.scaled_dot_product_attention(
-            self.answers.pad(query[:, :, cut:]), keys, values, attn_mask=self.mask, scale=scale
-        )
-        return torch.cat([prompt_out, self.answers.unpad(answer_out)], 1)
-
-    def attend_by(
-        self, asked: Asked, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
-    ) -> Tensor:
-        cut, places = self.prompt_tokens, torch.arange(self.reach, device=query.device)
-        prompt_out = self.prompts.attend_by(asked, layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scale)
-        # The columns of `mask` are the prompt's places, then the answer's, which begin where the row's prompt ends.
-        answers = self.before[:, None] + places[: self.answers.longest]
-        columns = torch.cat([places[: self.prompts.longest].expand(len(answers), -1), answers], 1)
-        seen = self.mask & asked.rule.sees(answers[:, :, None], columns[:, None])[:, None]
-        keys, values = per_query_head(query, self._per_answer(key), self._per_answer(value))
-        answer_out = rules.attention(self.answers.pad(query[:, :, cut:]), keys, values, seen, scale, asked)
+        answer_out = rules.attention(self.answers.pad(query[:, :, cut:]), keys, values, seen, asked)
         return torch.cat([prompt_out, self.answers.unpad(answer_out)], 1)
 
     def _per_answer(self, packed: Float[Tensor, "1 K L D"]) -> Float[Tensor, "N K P+T D"]:

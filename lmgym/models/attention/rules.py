@@ -48,17 +48,22 @@ class Rule:
 
 
 class Asked(NamedTuple):
-    """The rule of a layer, and its sinks [H] if it has some (parameters of the model).
-    Example: Asked(Rule(window=128), None)"""
+    """What a layer asks of attention: what scores are multiplied by (None: D^-0.5), and where it is not plain causal
+    attention, its rule and its sinks [H] (parameters of the model). Example: Asked(None, Rule(window=128))"""
 
-    rule: Rule
-    sinks: Float[Tensor, " H"] | None
+    scale: float | None
+    rule: Rule | None = None
+    sinks: Float[Tensor, " H"] | None = None
+
+    def scale_of(self, size: int) -> float:
+        """The scale for heads of this size."""
+        return size**-0.5 if self.scale is None else self.scale
 
 
 def shares(scores: Float[Tensor, "N H T W"], seen: Bool[Tensor, "*N T W"], asked: Asked) -> Float[Tensor, "N H T W"]:
     """What each token takes of each key: the softmax of scores that are capped first, and then masked. With sinks the
     shares of a row add up to less than one. Every token must see at least one key."""
-    if asked.rule.softcap is not None:
+    if asked.rule is not None and asked.rule.softcap is not None:
         scores = asked.rule.softcap * torch.tanh(scores / asked.rule.softcap)
     scores = scores.masked_fill(~seen, float("-inf"))
     if asked.sinks is None:
@@ -72,13 +77,11 @@ def attention(
     keys: Float[Tensor, "N H W D"],
     values: Float[Tensor, "N H W E"],
     seen: Bool[Tensor, "*N T W"],
-    scale: float | None,
     asked: Asked,
 ) -> Float[Tensor, "N H T E"]:
-    """Attention by a rule, one key head for each query head. `seen` (one for all rows, or one for each; of all heads)
+    """Attention with a mask, one key head for each query head. `seen` (one for all rows, or one for each; of all heads)
     must hold the rule's window already."""
-    if asked.rule.softcap is None and asked.sinks is None:
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = (query @ keys.transpose(-1, -2)) * scale
+    if asked.sinks is None and (asked.rule is None or asked.rule.softcap is None):
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=asked.scale)
+    scores = (query @ keys.transpose(-1, -2)) * asked.scale_of(query.shape[-1])
     return shares(scores, seen, asked).to(values.dtype) @ values

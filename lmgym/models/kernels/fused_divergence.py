@@ -5,7 +5,7 @@ exist: memory grows with R x H, and not with R x V. Backward computes both logit
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,18 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lmgym.functional.divergences import Divergence
-from lmgym.models.kernels import fused_logprobs
-from lmgym.models.kernels.fused_logprobs import (
-    Adjust,
-    HeadGradient,
-    adjust_tile,
-    logits_gradient,
-    slices,
-    store_tile,
-    tile_buffer,
-    wide_of,
-)
-from lmgym.models.kernels.onednn_products import multiply
+from lmgym.models.kernels.fused_logprobs import Adjust, HeadGradient, Tile, logits_gradient, tiles, wide_of
 
 # From a slice of the R rows to the teacher's own logits of them, W tokens wide.
 TeacherLogits = Callable[[slice], Float[Tensor, "r W"]]
@@ -38,16 +27,11 @@ Comparison = Callable[[slice], OfPart]
 class FusedDivergence(torch.autograd.Function):
     """Log-probability of each target [R] under the student, and the divergence of its distribution [R], in nats.
 
-    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, comparison, onednn)
+    apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, chunk, comparison, onednn,
+    computed)
 
-    `adjust`, `scale`, `chunk` and `onednn` are those of `FusedLogprobs`. The `comparison` is `with_logits` or
-    `with_top`. The teacher has no gradient, and must say the same in backward.
-
-    Example:
-        >>> same = lambda logits, rows: logits
-        >>> comparison = with_logits(Divergence("reverse_kl"), teacher_logits, same)
-        >>> logprobs, divergences = FusedDivergence.apply(hidden, head.weight, None, targets, same, 1.0, 64, comparison)
-    """
+    `adjust`, `scale`, `chunk`, `onednn` and `computed` are those of `FusedLogprobs`. The `comparison` is `with_logits`
+    or `with_top`. The teacher has no gradient, and must say the same in backward."""
 
     @staticmethod
     def forward(
@@ -61,41 +45,37 @@ class FusedDivergence(torch.autograd.Function):
         chunk: int,
         comparison: Comparison,
         onednn: bool = False,
+        computed: Float[Tensor, "V H"] | None = None,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.settings = adjust, scale, chunk, comparison, onednn
+        ctx.settings = adjust, scale, chunk, comparison, onednn, computed
         logprobs, divergences = (hidden.new_zeros(len(hidden), dtype=wide_of(hidden.dtype)) for _ in range(2))
-        head = weight.to(hidden.dtype)
-        for tile in _tiles(hidden, head, bias, adjust, chunk, comparison, onednn):
-            student = tile.student.log_softmax(-1)
+        head = weight.to(hidden.dtype) if computed is None else computed
+        for tile, compare in _compared(tiles(hidden, head, bias, adjust, chunk, onednn), comparison):
+            student = tile.logits.log_softmax(-1)
             logprobs[tile.part] = student.gather(1, targets[tile.part, None])[:, 0]
-            divergences[tile.part] = tile.compare(student, tile.part)[0]
+            divergences[tile.part] = compare(student, tile.part)[0]
         return logprobs, divergences
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, by_logprob: Tensor, by_divergence: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
-        adjust, scale, chunk, comparison, onednn = ctx.settings
-        head = weight.to(hidden.dtype)
+        adjust, scale, chunk, comparison, onednn, computed = ctx.settings
+        head = weight.to(hidden.dtype) if computed is None else computed
         gradient = HeadGradient(ctx, hidden, weight, head, onednn)
-        for tile in _tiles(hidden, head, bias, adjust, chunk, comparison, onednn):
-            part, student = tile.part, tile.student.log_softmax(-1)
-            _, by_shared = tile.compare(student, part)
+        for tile, compare in _compared(tiles(hidden, head, bias, adjust, chunk, onednn), comparison):
+            part, student = tile.part, tile.logits.log_softmax(-1)
+            _, by_shared = compare(student, part)
             by_logits = logits_gradient(student, scale * by_logprob[part, None], targets[part, None])
             by_logits[:, : by_shared.shape[1]].addcmul_(by_shared, scale * by_divergence[part, None])
-            store_tile(by_logits, tile.chunk, tile.rows, part)
-            if part.stop == tile.rows.stop:  # the chunk is complete
-                gradient.add(tile.chunk, tile.rows)
-        return *gradient.both, *[None] * 7
+            gradient.add(tile, by_logits)
+        return *gradient.both, *[None] * 8
 
 
 def with_logits(divergence: Divergence, teacher_logits: TeacherLogits, adjust: Adjust) -> Comparison:
     """The comparison with a teacher whose logits are known; `adjust` is applied to them too. Where its head has another
-    size than the student's, see `shared_logprobs`.
-
-    Example: with_logits(Divergence("jsd"), lambda rows: taught[rows] @ head.T, lambda logits, rows: logits)
-    """
+    size than the student's, see `shared_logprobs`."""
 
     def of_chunk(rows: slice) -> OfPart:
         taught = teacher_logits(rows)
@@ -111,10 +91,7 @@ def with_logits(divergence: Divergence, teacher_logits: TeacherLogits, adjust: A
 
 
 def with_top(divergence: Divergence, ids: Int[Tensor, "R K"], logprobs: Float[Tensor, "R K+1"]) -> Comparison:
-    """The comparison with a teacher of which the K most likely tokens are known (`Divergence.of_top`).
-
-    Example: with_top(Divergence("reverse_kl"), ids, logprobs)
-    """
+    """The comparison with a teacher of which the K most likely tokens are known (`Divergence.of_top`)."""
 
     def of_part(student: Tensor, part: slice) -> tuple[Tensor, Tensor]:
         return divergence.of_top(student, ids[part].long(), logprobs[part].to(student.dtype))
@@ -133,33 +110,13 @@ def shared_logprobs(
     return own, teacher_logits[:, :shared].log_softmax(-1)
 
 
-class _Tile(NamedTuple):
-    """Some rows (`part`) of a chunk of them (`rows`): the student's logits, adjusted, its own ones of the chunk, and
-    what compares them with the teacher's."""
-
-    rows: slice
-    chunk: Tensor
-    part: slice
-    student: Tensor
+def _compared(each: Iterator[Tile], comparison: Comparison) -> Iterator[tuple[Tile, OfPart]]:
+    """The tiles, each with what compares it; a chunk is compared by one, made at its first tile."""
     compare: OfPart
-
-
-def _tiles(
-    hidden: Tensor,
-    head: Tensor,
-    bias: Tensor | None,
-    adjust: Adjust,
-    chunk: int,
-    comparison: Comparison,
-    onednn: bool,
-) -> Iterator[_Tile]:
-    """All rows, tile by tile. What is written into a tile's `chunk` stays until the chunk's last tile is done."""
-    buffer, in_wide = hidden.new_empty(min(chunk, len(hidden)), len(head)), tile_buffer(hidden, head)
-    for rows in slices(0, len(hidden), chunk):
-        logits = multiply(hidden[rows], head.T, buffer[: rows.stop - rows.start], onednn)
-        compare = comparison(rows)
-        for part in slices(rows.start, rows.stop, max(fused_logprobs.TILE // len(head), 1)):
-            yield _Tile(rows, logits, part, adjust_tile(logits, rows, part, bias, adjust, in_wide), compare)
+    for tile in each:
+        if tile.part.start == tile.rows.start:
+            compare = comparison(tile.rows)
+        yield tile, compare
 
 
 def adjust_teacher(logits: Float[Tensor, "r W"], part: slice, vocabulary: int, adjust: Adjust) -> Float[Tensor, "r W"]:

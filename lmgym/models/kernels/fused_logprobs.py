@@ -13,8 +13,8 @@ as much as the arithmetic. In bf16 the exponentials of the softmax are kept for 
 as it always has. On a CPU, autograd over the same chunks takes 1.4 (fp32) to 2.4 times (bf16) as long.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -33,17 +33,12 @@ class FusedLogprobs(torch.autograd.Function):
     """Log-probability of each target [R], and the entropy of each distribution [R] (empty unless asked for), in nats.
 
     apply(hidden [R H], weight [V H], bias [V] or None, targets [R], adjust, scale, entropy, chunk, logprob_gradient,
-    onednn)
+    onednn, computed)
 
     `adjust` may divide by a temperature, whose inverse is `scale`, and set logits to -inf; nothing else. `chunk` is the
     number of rows per matrix product. `logprob_gradient` [R] is the gradient by the log-probabilities that backward
     will bring, or None; it cannot be combined with `entropy`. The product with the head runs in the precision of
-    `hidden`, the rest in at least fp32. `onednn` takes the products of onednn_products.py, in fp32.
-
-    Example:
-        >>> same = lambda logits, rows: logits
-        >>> logprobs, _ = FusedLogprobs.apply(hidden, head.weight, None, targets, same, 1.0, False, 64)
-    """
+    `hidden`, the rest in at least fp32. `onednn` takes the products of onednn_products.py, in fp32."""
 
     @staticmethod
     def forward(
@@ -58,42 +53,37 @@ class FusedLogprobs(torch.autograd.Function):
         chunk: int,
         logprob_gradient: Float[Tensor, " R"] | None = None,
         onednn: bool = False,
+        computed: Float[Tensor, "V H"] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        head, wide = weight.to(hidden.dtype), wide_of(hidden.dtype)
+        head, wide = weight.to(hidden.dtype) if computed is None else computed, wide_of(hidden.dtype)
+        once = hidden.dtype != wide and not entropy  # the exponentials serve the gradient too
         columns = (hidden.new_zeros(len(hidden), dtype=wide) for _ in range(5))
         normaliser, target_logits, entropies, highest, sums = columns
         gradient = None if logprob_gradient is None else HeadGradient(ctx, hidden, weight, head, onednn)
-        buffer, once = hidden.new_empty(min(chunk, len(hidden)), len(head)), hidden.dtype != wide and not entropy
-        tile = tile_buffer(hidden, head)
-        for rows in slices(0, len(hidden), chunk):
-            logits = multiply(hidden[rows], head.T, buffer[: rows.stop - rows.start], onednn)
-            for part in slices(rows.start, rows.stop, max(TILE // len(head), 1)):
-                adjusted = adjust_tile(logits, rows, part, bias, adjust, tile)
-                target_logits[part] = adjusted.gather(1, targets[part, None])[:, 0]
+        for tile in tiles(hidden, head, bias, adjust, chunk, onednn):
+            part, logits = tile.part, tile.logits
+            target_logits[part] = logits.gather(1, targets[part, None])[:, 0]
+            if once:
+                highest[part] = logits.amax(-1)
+                sums[part] = logits.sub_(highest[part, None]).exp_().sum(-1)
+                normaliser[part] = highest[part] + sums[part].log()
+            else:
+                normaliser[part] = logits.logsumexp(-1)
+            if entropy:
+                probs = (logits - normaliser[part, None]).exp()
+                # Excluded tokens have -inf, and 0 * -inf would be NaN.
+                entropies[part] = normaliser[part] - (probs * logits.masked_fill(probs == 0, 0.0)).sum(-1)
+            if gradient is not None and logprob_gradient is not None:
+                share = scale * logprob_gradient[part, None]
                 if once:
-                    highest[part] = adjusted.amax(-1)
-                    exponentials = _exponentials(adjusted, highest[part, None])
-                    sums[part] = exponentials.sum(-1)
-                    normaliser[part] = highest[part] + sums[part].log()
-                    if logprob_gradient is not None:
-                        share = scale * logprob_gradient[part, None]
-                        by_logits = _scaled_gradient(exponentials, sums[part, None], share, targets[part, None])
-                        store_tile(by_logits, logits, rows, part)
-                    continue
-                normaliser[part] = adjusted.logsumexp(-1)
-                if entropy:
-                    probs = (adjusted - normaliser[part, None]).exp()
-                    entropies[part] = normaliser[part] - _mean_logit(probs, adjusted)
-                if logprob_gradient is not None:
-                    logprobs = adjusted.sub_(normaliser[part, None])
-                    by_logits = logits_gradient(logprobs, scale * logprob_gradient[part, None], targets[part, None])
-                    store_tile(by_logits, logits, rows, part)
-            if gradient is not None:
-                gradient.add(logits, rows)
+                    by_logits = _scaled_gradient(logits, sums[part, None], share, targets[part, None])
+                else:
+                    by_logits = logits_gradient(logits.sub_(normaliser[part, None]), share, targets[part, None])
+                gradient.add(tile, by_logits)
         finished = (None, None) if gradient is None else gradient.both
         softmax = (normaliser, highest, sums)
         ctx.save_for_backward(hidden, weight, bias, targets, *softmax, entropies, logprob_gradient, *finished)
-        ctx.settings = adjust, scale, entropy, chunk, onednn
+        ctx.settings = adjust, scale, entropy, chunk, onednn, computed
         return target_logits - normaliser, entropies if entropy else entropies[:0]
 
     @staticmethod
@@ -102,33 +92,51 @@ class FusedLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, *softmax, entropies, logprob_gradient, by_hidden, by_weight = ctx.saved_tensors
         normaliser, highest, sums = softmax
         if logprob_gradient is not None and torch.equal(logprob_gradient, by_logprob):
-            return by_hidden, by_weight, *[None] * 8
-        adjust, scale, entropy, chunk, onednn = ctx.settings
-        head, wide = weight.to(hidden.dtype), wide_of(hidden.dtype)
+            return by_hidden, by_weight, *[None] * 9
+        adjust, scale, entropy, chunk, onednn, computed = ctx.settings
+        head = weight.to(hidden.dtype) if computed is None else computed
         gradient = HeadGradient(ctx, hidden, weight, head, onednn)
-        buffer, once = hidden.new_empty(min(chunk, len(hidden)), len(head)), hidden.dtype != wide and not entropy
-        tile = tile_buffer(hidden, head)
-        for rows in slices(0, len(hidden), chunk):
-            logits = multiply(hidden[rows], head.T, buffer[: rows.stop - rows.start], onednn)
-            for part in slices(rows.start, rows.stop, max(TILE // len(head), 1)):
-                share = scale * by_logprob[part, None]
-                adjusted = adjust_tile(logits, rows, part, bias, adjust, tile)
-                if once:
-                    exponentials = _exponentials(adjusted, highest[part, None])
-                    by_logits = _scaled_gradient(exponentials, sums[part, None], share, targets[part, None])
-                    store_tile(by_logits, logits, rows, part)
-                    continue
-                logprobs = adjusted.sub_(normaliser[part, None])
-                if entropy:  # dH/dlogits = -p (log p + H)
-                    probs = logprobs.exp()
-                    logprobs.masked_fill_(probs == 0, 0.0).add_(entropies[part, None])
-                    by_logits = probs.mul_(logprobs.mul_(scale * by_entropy[part, None]).add_(share)).neg_()
-                    by_logits.scatter_add_(1, targets[part, None], share)
-                else:
-                    by_logits = logits_gradient(logprobs, share, targets[part, None])
-                store_tile(by_logits, logits, rows, part)
-            gradient.add(logits, rows)
-        return *gradient.both, *[None] * 8
+        for tile in tiles(hidden, head, bias, adjust, chunk, onednn):
+            part, logits = tile.part, tile.logits
+            share = scale * by_logprob[part, None]
+            if entropy:  # dH/dlogits = -p (log p + H)
+                logprobs = logits.sub_(normaliser[part, None])
+                probs = logprobs.exp()
+                logprobs.masked_fill_(probs == 0, 0.0).add_(entropies[part, None])
+                by_logits = probs.mul_(logprobs.mul_(scale * by_entropy[part, None]).add_(share)).neg_()
+                by_logits.scatter_add_(1, targets[part, None], share)
+            elif hidden.dtype != wide_of(hidden.dtype):
+                exponentials = logits.sub_(highest[part, None]).exp_()
+                by_logits = _scaled_gradient(exponentials, sums[part, None], share, targets[part, None])
+            else:
+                by_logits = logits_gradient(logits.sub_(normaliser[part, None]), share, targets[part, None])
+            gradient.add(tile, by_logits)
+        return *gradient.both, *[None] * 9
+
+
+class Tile(NamedTuple):
+    """Some rows (`part`) of a chunk of them (`rows`): their logits, adjusted, and the head's own ones of the chunk."""
+
+    rows: slice
+    chunk: Tensor
+    part: slice
+    logits: Tensor
+
+
+def tiles(
+    hidden: Tensor, head: Tensor, bias: Tensor | None, adjust: Adjust, chunk: int, onednn: bool
+) -> Iterator[Tile]:
+    """All rows, tile by tile. Their logits are those of the chunk, or if these are in bf16, copies in fp32. What is
+    written into a tile's `chunk` stays until the chunk's last tile is done."""
+    wide, size = wide_of(hidden.dtype), max(TILE // len(head), 1)
+    buffer = hidden.new_empty(min(chunk, len(hidden)), len(head))
+    in_wide = None if hidden.dtype == wide else hidden.new_empty(size, len(head), dtype=wide)
+    for rows in slices(0, len(hidden), chunk):
+        product = multiply(hidden[rows], head.T, buffer[: rows.stop - rows.start], onednn)
+        for part in slices(rows.start, rows.stop, size):
+            logits = product[part.start - rows.start : part.stop - rows.start]
+            logits = logits if in_wide is None else in_wide[: len(logits)].copy_(logits)
+            yield Tile(rows, product, part, adjust(logits if bias is None else logits + bias, part))
 
 
 class HeadGradient:
@@ -141,7 +149,16 @@ class HeadGradient:
         self.by_weight = torch.zeros(weight.shape, dtype=self.wide, device=weight.device) if trains else None
         self.product = torch.empty_like(head) if trains and hidden.dtype != self.wide else None  # of one chunk
 
-    def add(self, by_logits: Tensor, rows: slice) -> None:
+    def add(self, tile: Tile, by_logits: Tensor) -> None:
+        """Write a tile's gradient over its logits; after the last tile of a chunk, multiply."""
+        rows, part = tile.rows, tile.part
+        place = tile.chunk[part.start - rows.start : part.stop - rows.start]
+        if place.data_ptr() != by_logits.data_ptr():  # else it was computed in place
+            place.copy_(by_logits)
+        if part.stop == rows.stop:
+            self._multiply(tile.chunk, rows)
+
+    def _multiply(self, by_logits: Tensor, rows: slice) -> None:
         multiply(by_logits, self.head, self.by_hidden[rows], self.onednn)
         if self.by_weight is not None and self.hidden.dtype == self.wide:
             add_product(self.by_weight, by_logits, self.hidden[rows], self.onednn)
@@ -162,42 +179,9 @@ def logits_gradient(logprobs: Tensor, share: Tensor, targets: Tensor) -> Tensor:
     return logprobs.exp_().mul_(-share).scatter_add_(1, targets, share)
 
 
-def _exponentials(logits: Tensor, highest: Tensor) -> Tensor:
-    """exp(logits - highest) [R V], over the logits."""
-    return logits.sub_(highest).exp_()
-
-
 def _scaled_gradient(exponentials: Tensor, sums: Tensor, share: Tensor, targets: Tensor) -> Tensor:
     """`logits_gradient` from the softmax's exponentials and their sums [R 1]; overwrites the exponentials."""
     return exponentials.mul_(-share / sums).scatter_add_(1, targets, share)
-
-
-def store_tile(by_logits: Tensor, logits: Tensor, rows: slice, part: slice) -> None:
-    """Write the gradient over its logits. The copy is skipped if the gradient was computed in place there."""
-    tile = logits[part.start - rows.start : part.stop - rows.start]
-    if tile.data_ptr() != by_logits.data_ptr():
-        tile.copy_(by_logits)
-
-
-def adjust_tile(
-    logits: Tensor, rows: slice, part: slice, bias: Tensor | None, adjust: Adjust, buffer: Tensor | None
-) -> Tensor:
-    """The logits of the rows `part` within a chunk `rows`, with bias, after `adjust`. They are the chunk's own, or if
-    these are in bf16, copies in the buffer."""
-    tile = logits[part.start - rows.start : part.stop - rows.start]
-    tile = tile if buffer is None else buffer[: len(tile)].copy_(tile)
-    return adjust(tile if bias is None else tile + bias, part)
-
-
-def _mean_logit(probs: Tensor, logits: Tensor) -> Tensor:
-    """Sum of p * logit. Excluded tokens have -inf, and 0 * -inf would be NaN."""
-    return (probs * logits.masked_fill(probs == 0, 0.0)).sum(-1)
-
-
-def tile_buffer(hidden: Tensor, head: Tensor) -> Tensor | None:
-    """A buffer for a tile of logits in fp32; None if they are in fp32 or more anyway."""
-    wide = wide_of(hidden.dtype)
-    return None if hidden.dtype == wide else hidden.new_empty(max(TILE // len(head), 1), len(head), dtype=wide)
 
 
 def wide_of(dtype: torch.dtype) -> torch.dtype:

@@ -34,7 +34,7 @@ def pays(repeats: int = 7) -> bool:
     torchs = ours = 0.0
     for rows in ROWS:
         ways = _two_ways(rows)
-        times = [[_seconds(way) for way in ways] for _ in range(repeats)]
+        times = [[seconds_of(way) for way in ways] for _ in range(repeats)]
         torchs, ours = torchs + min(one for one, _ in times), ours + min(other for _, other in times)
     return ours < torchs
 
@@ -49,8 +49,10 @@ def lay_out(model: nn.Module) -> None:
     """Lay out the weights, as they are now, of a model's linear layers in bf16, except tiny ones; call it again when
     they have changed. It takes as much memory as these weights."""
     for layer in model.modules():
-        if type(layer) in (nn.Linear, Conv1D) and _is_laid_out(layer.weight):  # type: ignore[arg-type]
-            layer.forward = _forward(layer)  # type: ignore[method-assign]
+        if type(layer) in (nn.Linear, Conv1D):
+            weight: Tensor = layer.weight  # type: ignore[assignment]
+            if weight.dtype == torch.bfloat16 and weight.numel() > SMALL:
+                layer.forward = _forward(layer)  # type: ignore[method-assign]
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -61,10 +63,6 @@ def pack(weight: Tensor) -> Tensor:
 def product(hidden: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """hidden [... inputs] times packed weights, plus the bias: [... outputs]."""
     return torch.ops.mkldnn._linear_pointwise(hidden, packed, bias, "none", [], "")  # type: ignore[no-any-return]
-
-
-def _is_laid_out(weight: Tensor) -> bool:
-    return weight.dtype == torch.bfloat16 and weight.numel() > SMALL
 
 
 def _forward(layer: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -83,7 +81,8 @@ def _two_ways(rows: int) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     return lambda: nn.functional.linear(hidden, weight), lambda: product(hidden, packed, None)
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long it takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

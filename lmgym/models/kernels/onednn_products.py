@@ -9,9 +9,9 @@ a recipe must ask for it (`policy.products`).
 transposed, as backward has them. A view that leaves out columns would be a hundred times slower, and does not occur.
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from transformers.pytorch_utils import Conv1D
 
 from lmgym.core.errors import LmgymError
-from lmgym.models.kernels.onednn_linear import product
+from lmgym.models.kernels.onednn_linear import product, seconds_of
 
 SHAPES = ((512, 288, 768), (64, 512, 4096))  # of the probe: rows, inputs and outputs
 PIECE = 2**22  # numbers that a product returns at once: from 2^23 on, glibc takes memory that is fresh each time
@@ -49,7 +49,8 @@ def speedup(repeats: int = 5) -> float:
     for rows, inputs, outputs in SHAPES:
         hidden = (torch.arange(rows * inputs) % 127 / 127 - 0.5).view(rows, inputs)
         weight = (torch.arange(outputs * inputs) % 251 / 251 - 0.5).view(outputs, inputs)
-        times = [[_seconds(way, hidden, weight) for way in (nn.functional.linear, product)] for _ in range(repeats)]
+        ways = [partial(way, hidden, weight, None) for way in (nn.functional.linear, product)]
+        times = [[seconds_of(way) for way in ways] for _ in range(repeats)]
         torchs, ours = torchs + min(one for one, _ in times), ours + min(other for _, other in times)
     return torchs / ours
 
@@ -76,11 +77,7 @@ def set_aside(model: nn.Module) -> Iterator[None]:
 
 
 class OneDNNLinear(torch.autograd.Function):
-    """hidden [... I], weight [O I], bias [O] or None: hidden times the transposed weight plus the bias, [... O].
-
-    Example:
-        >>> OneDNNLinear.apply(hidden, layer.weight, layer.bias)
-    """
+    """hidden [... I], weight [O I], bias [O] or None: hidden times the transposed weight plus the bias, [... O]."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -142,9 +139,3 @@ def _forward(layer: nn.Module, hidden: Tensor) -> Tensor:
     if torch.is_grad_enabled():
         return OneDNNLinear.apply(hidden, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
     return product(hidden, weight, bias)
-
-
-def _seconds(product_of: Callable[..., Tensor], hidden: Tensor, weight: Tensor) -> float:
-    start = time.perf_counter()
-    product_of(hidden, weight, None)
-    return time.perf_counter() - start

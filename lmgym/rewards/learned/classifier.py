@@ -1,13 +1,13 @@
 """`learned_reward`: a classifier's output for one label. `reward_model`: a reward model's score of an answer."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, clean, fitted, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
 from lmgym.text.chat import answer_ids, messages_of, plain_text, prompt_ids
 from lmgym.types import Example
 
@@ -15,6 +15,7 @@ Layout = Literal["auto", "answer", "chat", "pair", "joined"]
 
 
 @register("reward", "learned_reward")
+@loads_early()
 def learned_reward(
     texts: list[str],
     examples: list[Example],
@@ -38,9 +39,7 @@ def learned_reward(
     Raises LmgymError for a model that is missing or has no trained head, for an unknown label, and, with `truncation`
     refuse, for a text that is too long.
 
-    Example:
-        >>> learned_reward(["What a film!"], [example], model="lvwerra/distilbert-imdb", label="POSITIVE")
-        [0.98]
+    Example: learned_reward(["What a film!"], [example], model="lvwerra/distilbert-imdb", label="POSITIVE") -> [0.98]
     """
     scorer = load_scorer("learned_reward", "classifier", model, revision, device, compute)
     index = label_index("learned_reward", "label", scorer, label)
@@ -50,12 +49,8 @@ def learned_reward(
     return [row[index] if output == "logit" else probabilities(scorer, row)[index] for row in logits]
 
 
-def _check_learned_reward(examples: Sequence[Example], **arguments: Any) -> None:
-    """Load the model and look up the label before training starts, so that an error does not come in a step."""
-    learned_reward([], [], **arguments)
-
-
 @register("reward", "reward_model")
+@loads_early()
 def reward_model(
     texts: list[str],
     examples: list[Example],
@@ -79,9 +74,7 @@ def reward_model(
 
     Raises LmgymError as `learned_reward` does, and for a model with more than one output.
 
-    Example:
-        >>> reward_model(["4"], [Example("a/0", "2+2?")], model="Skywork/Skywork-Reward-V2-Qwen3-0.6B")
-        [7.3]
+    Example: reward_model(["4"], [Example("a/0", "2+2?")], model="Skywork/Skywork-Reward-V2-Qwen3-0.6B") -> [7.3]
     """
     scorer = load_scorer("reward_model", "classifier", model, revision, device, compute)
     check_scalar("reward_model", scorer)
@@ -101,21 +94,8 @@ def reward_model(
     return [row[0] for row in batched_forward.logits(scorer, rows, tokens_per_forward)]
 
 
-def _check_reward_model(examples: Sequence[Example], **arguments: Any) -> None:
-    reward_model([], [], **arguments)
-
-
-learned_reward.check = _check_learned_reward  # type: ignore[attr-defined]  # see base.check_examples
-reward_model.check = _check_reward_model  # type: ignore[attr-defined]
-
-
 def label_index(reward: str, key: str, scorer: Scorer, label: int | str) -> int:
-    """The index of a label among a classifier's outputs. Raises LmgymError if it has no such label.
-
-    Example:
-        >>> label_index("learned_reward", "label", scorer, "POSITIVE")
-        1
-    """
+    """The index of a label among a classifier's outputs. Raises LmgymError if it has no such label."""
     labels = scorer.labels
     if len(labels) < 2:
         raise LmgymError(

@@ -4,14 +4,15 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
-from lmgym.core.endpoint import Endpoint, ask, check_address, give_up, read_key, start_of
+from lmgym.core.endpoint import Endpoint, ask, check_address, give_up, in_threads, read_key, start_of
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.learned.judge_prompts import SYSTEM, Item, check_template, judge_messages
 from lmgym.rewards.learned.rows import clean
+from lmgym.rewards.learned.scorers import loads_early
 from lmgym.rewards.views import without_thinking
 from lmgym.types import Example
 
@@ -22,6 +23,7 @@ YES_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
 @register("reward", "endpoint_judge")
+@loads_early()  # it sends no request, which may cost money
 def endpoint_judge(
     texts: list[str],
     examples: list[Example],
@@ -73,19 +75,12 @@ def endpoint_judge(
         messages = judge_messages(system, template, Item(0, example, "", text), text)
         conversations.append(tuple((message["role"], clean(message["content"])) for message in messages))
     distinct = list(dict.fromkeys(conversations))
-    with ThreadPoolExecutor(max_workers=min(concurrency, max(1, len(distinct)))) as pool:
-        futures = [pool.submit(ask_endpoint, endpoint, conversation) for conversation in distinct]
-        try:
-            replies = dict(zip(distinct, [future.result() for future in futures], strict=True))
-        except BaseException:  # after one failure the requests that still wait are not sent
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    replies = dict(zip(distinct, in_threads(partial(ask_endpoint, endpoint), distinct, concurrency), strict=True))
     # Read the value of each reply.
     values = []
     for conversation, example in zip(conversations, examples, strict=True):
         value = _read(replies[conversation], read, lowest, highest)
-        if value is None:
-            value = unreadable
+        value = unreadable if value is None else value
         if value is None:
             start = endpoint.redacted(replies[conversation])[:100]
             expected = "yes or no" if read == "yes_no" else f"number from {lowest:g} to {highest:g}"
@@ -99,14 +94,6 @@ def endpoint_judge(
 
 
 endpoint_judge.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
-
-
-def _check(examples: Sequence[Example], **arguments: Any) -> None:
-    """Check the arguments and the key. Sends no request, which may cost money."""
-    endpoint_judge([], [], **arguments)
-
-
-endpoint_judge.check = _check  # type: ignore[attr-defined]  # see base.check_examples
 
 
 def _endpoint(
@@ -132,12 +119,7 @@ def _endpoint(
 def ask_endpoint(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:
     """The text of the model's reply to (role, content) messages.
 
-    Raises LmgymError if the endpoint refuses the request, or still fails after all retries.
-
-    Example:
-        >>> ask_endpoint(endpoint, [("user", "Is 4 even? Answer Yes or No.")])
-        'Yes'
-    """
+    Raises LmgymError if the endpoint refuses the request, or still fails after all retries."""
     messages = [{"role": role, "content": content} for role, content in conversation]
     reply = ask(endpoint, "/chat/completions", {"model": endpoint.model, "messages": messages, **endpoint.options})
     try:
@@ -150,12 +132,7 @@ def ask_endpoint(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) ->
 
 
 def _read(reply: str, read: str, lowest: float, highest: float) -> float | None:
-    """The value of a reply, or None if it has none.
-
-    Example:
-        >>> _read("Score: 8/10", "number", 1, 10), _read("Yes, but ... no.", "yes_no", 1, 10)
-        (0.8, 0.0)
-    """
+    """The value of a reply, or None if it has none."""
     reply = without_thinking(reply)
     if read == "yes_no":
         words = YES_NO.findall(reply)

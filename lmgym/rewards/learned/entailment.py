@@ -11,7 +11,7 @@ from lmgym.core.registry import register, suggest
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.classifier import probabilities
 from lmgym.rewards.learned.rows import Truncation, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
 from lmgym.rewards.text.sentences import sentences
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
@@ -32,16 +32,14 @@ POOLS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class PairProbabilities(NamedTuple):
-    """Probabilities for each pair of sentences, indexed [sentence of the summary][sentence of the document].
-
-    Example: PairProbabilities(entailment=[[0.9, 0.1]], contradiction=[[0.0, 0.3]])
-    """
+    """Probabilities for each pair of sentences, indexed [sentence of the summary][sentence of the document]."""
 
     entailment: list[list[float]]
     contradiction: list[list[float]]
 
 
 @register("reward", "summac_zero_shot")
+@loads_early(lambda examples, document=None, **_: _documents("summac_zero_shot", examples, document))
 def summac_zero_shot(
     texts: list[str],
     examples: list[Example],
@@ -71,9 +69,7 @@ def summac_zero_shot(
 
     Raises LmgymError for a model without such labels, and as `learned_reward` does.
 
-    Example:
-        >>> summac_zero_shot(["The cat is on the mat."], [example], model="tals/albert-xlarge-vitaminc-mnli")
-        [0.87]
+    Example: summac_zero_shot(["The cat is on the mat."], [example], model="tals/albert-xlarge-vitaminc-mnli") -> [0.87]
     """
     scorer = load_scorer("summac_zero_shot", "classifier", model, revision, device, compute)
     labels = _labels("summac_zero_shot", scorer, entailment_label, contradiction_label, contradiction)
@@ -90,6 +86,7 @@ def summac_zero_shot(
 
 
 @register("reward", "summac_conv")
+@loads_early(lambda examples, document=None, **_: _documents("summac_conv", examples, document))
 def summac_conv(
     texts: list[str],
     examples: list[Example],
@@ -127,20 +124,6 @@ def summac_conv(
     documents = _documents("summac_conv", examples, document)
     pairs = _pairs("summac_conv", scorer, texts, documents, labels, max_sentences, truncation, tokens_per_forward)
     return [_consistent(own, weights, over_summary) if own.entailment else 0.0 for own in pairs]
-
-
-def _check_zero_shot(examples: Sequence[Example], **arguments: Any) -> None:
-    _documents("summac_zero_shot", examples, arguments.get("document"))
-    summac_zero_shot([], [], **arguments)
-
-
-def _check_conv(examples: Sequence[Example], **arguments: Any) -> None:
-    _documents("summac_conv", examples, arguments.get("document"))
-    summac_conv([], [], **arguments)
-
-
-summac_zero_shot.check = _check_zero_shot  # type: ignore[attr-defined]  # see base.check_examples
-summac_conv.check = _check_conv  # type: ignore[attr-defined]
 
 
 def _pairs(

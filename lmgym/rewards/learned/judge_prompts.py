@@ -94,9 +94,7 @@ def _last_action(episode: Episode) -> list[tuple[str, str]]:
 def judge_messages(system: str, template: str, item: Item, answer: str, question: str = "") -> list[Message]:
     """The conversation sent to the judge, with this text as the answer.
 
-    Example:
-        >>> judge_messages("", "{answer}? {question}", item, "4", "Even?")
-        [{'role': 'user', 'content': '4? Even?'}]
+    Example: judge_messages("", "{answer}? {question}", item, "4", "Even?") -> [{'role': 'user', 'content': '4? Even?'}]
     """
     fields = {
         "prompt": plain_text(messages_of(item.example.prompt)),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Row, chat_ids, plain_ids, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
 from lmgym.rewards.text.references import reward_of_sums
 from lmgym.stats.intervals import SufficientStatistics
 from lmgym.text.chat import messages_of
@@ -20,6 +20,7 @@ Form = Literal["perplexity", "log_likelihood"]
 
 
 @register("reward", "causal_perplexity")
+@loads_early()
 @reward_of_sums
 def causal_perplexity(
     texts: list[str],
@@ -52,9 +53,7 @@ def causal_perplexity(
 
     Raises LmgymError for a model that is missing or not causal, and for a window or stride out of range.
 
-    Example:
-        >>> causal_perplexity(["The cat sat on the mat."], [example], model="gpt2")
-        [56.1]
+    Example: causal_perplexity(["The cat sat on the mat."], [example], model="gpt2") -> [56.1]
     """
     scorer, width, step = _settings(model, revision, device, compute, stride, window)
     rows = np.array(_sums(scorer, texts, examples, with_prompt, width, step, tokens_per_forward), float).reshape(-1, 2)
@@ -63,21 +62,9 @@ def causal_perplexity(
     )
 
 
-def _check(examples: Sequence[Example], **arguments: Any) -> None:
-    causal_perplexity([], [], **arguments)
-
-
-causal_perplexity.check = _check  # type: ignore[attr-defined]  # see base.check_examples
-
-
 def windows(length: int, start: int, width: int, stride: int) -> list[tuple[int, int, int]]:
     """Windows over a sequence whose tokens count from index `start` on: for each window (begin, end, first), with
-    `first` the index of the first token that is counted in this window.
-
-    Example:
-        >>> windows(length=10, start=1, width=4, stride=2)
-        [(0, 4, 1), (2, 6, 4), (4, 8, 6), (6, 10, 8)]
-    """
+    `first` the index of the first token that is counted in this window."""
     spans, counted = [], max(start, 1)
     for begin in range(0, length, stride):
         end = min(begin + width, length)

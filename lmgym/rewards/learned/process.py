@@ -1,15 +1,16 @@
 """`process_reward_model`: how likely the steps of an answer are right, by a model trained on labelled steps."""
 
 import math
+import statistics
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Row, Truncation, clean, length_error
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
 from lmgym.text.chat import prompt_ids
 from lmgym.text.steps import split_steps, step_ids
 from lmgym.types import Example
@@ -18,6 +19,7 @@ Aggregate = Literal["min", "product", "last", "mean"]
 
 
 @register("reward", "process_reward_model")
+@loads_early()
 def process_reward_model(
     texts: list[str],
     examples: list[Example],
@@ -44,9 +46,7 @@ def process_reward_model(
 
     Raises LmgymError as `reward_model` does, for a model without two labels, and for one of unknown separator.
 
-    Example:
-        >>> process_reward_model(["2+2=4\\n4+1=6"], [Example("a/0", "2+2+1=")], model="runs/prm")
-        [0.03]
+    Example: process_reward_model(["2+2=4\\n4+1=6"], [Example("a/0", "2+2+1=")], model="runs/prm") -> [0.03]
     """
     scorer = load_scorer("process_reward_model", "token_classifier", model, revision, device, compute)
     separator = _separator(scorer, separator)
@@ -63,19 +63,10 @@ def process_reward_model(
 
 
 def aggregated(probabilities: Sequence[float], how: Aggregate) -> float:
-    """One number for the probabilities of an answer's steps, of which there is one or more.
-
-    Example: aggregated([0.9, 0.5, 0.8], "product") -> 0.36
-    """
-    match how:
-        case "min":
-            return min(probabilities)
-        case "product":
-            return math.prod(probabilities)
-        case "last":
-            return probabilities[-1]
-        case "mean":
-            return math.fsum(probabilities) / len(probabilities)
+    """One number for the probabilities of an answer's steps, of which there is one or more."""
+    if how == "last":
+        return probabilities[-1]
+    return {"min": min, "product": math.prod, "mean": statistics.fmean}[how](probabilities)
 
 
 def _separator(scorer: Scorer, given: str | None) -> str:
@@ -121,10 +112,3 @@ def _row(
         first = len(own) - room if truncation == "left" else 0
         own, ends = own[first : first + room], [end - first for end in ends if first <= end < first + room]
     return (Row((*before, *own)), [len(before) + end for end in ends]) if ends else (None, [])
-
-
-def _check_process_reward_model(examples: Sequence[Example], **arguments: Any) -> None:
-    process_reward_model([], [], **arguments)
-
-
-process_reward_model.check = _check_process_reward_model  # type: ignore[attr-defined]  # see base.check_examples

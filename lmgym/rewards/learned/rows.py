@@ -107,11 +107,7 @@ def chat_ids(scorer: Scorer, messages: Sequence[Message], generate: bool = True,
 
     Only the template and `begin`, which the recipe writes, can make control tokens; in the messages their names are
     plain text. Without a template the conversation is rendered by text.chat.plain_text, and `begin` makes none either.
-    Raises LmgymError if the template refuses the messages.
-
-    Example:
-        >>> chat_ids(scorer, [{"role": "user", "content": "Is 4 even?"}], begin="Yes or no:")
-    """
+    Raises LmgymError if the template refuses the messages."""
     tokenizer = scorer.tokenizer
     messages = [{**message, "content": clean(message["content"])} for message in messages]
     if not getattr(tokenizer, "chat_template", None):
@@ -170,12 +166,7 @@ def _filler(scorer: Scorer) -> int:
 
 
 def clean(text: str) -> str:
-    """The text with U+FFFD in place of each lone surrogate (half of a surrogate pair), which no tokenizer accepts.
-
-    Example:
-        >>> clean("a\\ud800b")
-        'a\ufffdb'
-    """
+    """The text with U+FFFD in place of each lone surrogate (half of a surrogate pair), which no tokenizer accepts."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

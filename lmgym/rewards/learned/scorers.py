@@ -4,17 +4,19 @@ torch and transformers are imported inside the functions, so that a recipe's rew
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub
 from lmgym.core.model_folder import COMPUTED, cannot_load, check_no_adapters
+from lmgym.types import Example
 
+F = TypeVar("F", bound=Callable[..., Any])
 Kind = Literal["classifier", "token_classifier", "encoder", "causal"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Compute = Literal["float32", "bfloat16"]
@@ -30,10 +32,7 @@ SHIFTED = ("roberta", "camembert", "longformer", "xmod", "data2vec-text")  # pos
 
 @dataclass(frozen=True, eq=False)
 class Scorer:
-    """A model that scores texts, with its tokenizer; all rewards of the process that name it share it.
-
-    Example: Scorer(name="models/sentiment", reward="learned_reward", model=..., tokenizer=..., longest=512)
-    """
+    """A model that scores texts, with its tokenizer; all rewards of the process that name it share it."""
 
     name: str
     reward: str  # the first reward that loaded it
@@ -55,6 +54,21 @@ class Scorer:
 _loaded: dict[tuple[str | None, ...], Scorer] = {}
 
 
+def loads_early(check: Callable[..., object] = lambda examples, **arguments: None) -> Callable[[F], F]:
+    """Decorator: before training starts (base.check_examples) `check` gets the examples, and the reward is called
+    without texts. That loads its model and looks up its arguments, so that no error comes in a step."""
+
+    def decorate(function: F) -> F:
+        def early(examples: Sequence[Example], **arguments: Any) -> None:
+            check(examples, **arguments)
+            function([], [], **arguments)
+
+        function.check = early  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
 def load_scorer(
     reward: str,
     kind: Kind,
@@ -66,12 +80,7 @@ def load_scorer(
     """The model of this name; loaded only once per process for the same kind, revision, device and precision.
 
     Raises LmgymError, with the reward's key, if the folder does not exist, the Hub refuses the model, the device is not
-    available, or the checkpoint is of another kind or lacks weights that the reward needs.
-
-    Example:
-        >>> load_scorer("learned_reward", "classifier", "lvwerra/distilbert-imdb").labels
-        ['NEGATIVE', 'POSITIVE']
-    """
+    available, or the checkpoint is of another kind or lacks weights that the reward needs."""
     unit = scorer_device(reward, device)
     key = (kind, os.path.realpath(name) if Path(name).is_dir() else name, revision, unit, compute)
     if key not in _loaded:

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from lmgym.core.registry import register
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.classifier import check_scalar
 from lmgym.rewards.learned.rows import Row, Truncation, spaced, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
+from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
 from lmgym.rewards.text.references import references_of
 from lmgym.types import Example
 
@@ -21,6 +20,7 @@ Part = Literal["f1", "precision", "recall"]
 
 
 @register("reward", "bert_score")
+@loads_early(lambda examples, **_: references_of("bert_score", examples))
 def bert_score(
     texts: list[str],
     examples: list[Example],
@@ -53,7 +53,9 @@ def bert_score(
         [1.0]
     """
     scorer = load_scorer("bert_score", "encoder", model, revision, device, compute)
-    _check_layer(scorer, layer)
+    layers = scorer.model.config.get_text_config().num_hidden_layers
+    if layer is not None and not 0 <= layer <= layers:
+        raise LmgymError(f"key 'rewards.bert_score.layer': {scorer.name} has hidden states 0 to {layers}, not {layer}")
     references = references_of("bert_score", examples)
     weights = _weights(scorer, idf)
     # Embed each distinct text and reference once.
@@ -61,7 +63,7 @@ def bert_score(
     rows = text_rows("bert_score", scorer, [spaced(scorer.tokenizer, one.strip()) for one in distinct], truncation)
     vectors = batched_forward.embeddings(scorer, rows, tokens_per_forward, layer)
     embedded = {
-        text: (_unit(vector), _weigh(row, weights))
+        text: (vector / vector.norm(dim=-1, keepdim=True).clamp_min(1e-12), _weigh(row, weights))
         for text, row, vector in zip(distinct, rows, vectors, strict=True)
         if text.strip()
     }
@@ -73,6 +75,7 @@ def bert_score(
 
 
 @register("reward", "bleurt")
+@loads_early(lambda examples, **_: references_of("bleurt", examples))
 def bleurt(
     texts: list[str],
     examples: list[Example],
@@ -92,9 +95,7 @@ def bleurt(
 
     Raises LmgymError for an example without references, and as `reward_model` does.
 
-    Example:
-        >>> bleurt(["a cat"], [Example("a/0", "?", references=("the cat",))], model="models/bleurt-20")
-        [0.71]
+    Example: bleurt(["a cat"], [Example("a/0", "?", references=("the cat",))], model="models/bleurt-20") -> [0.71]
     """
     scorer = load_scorer("bleurt", "classifier", model, revision, device, compute)
     check_scalar("bleurt", scorer)
@@ -106,26 +107,6 @@ def bleurt(
     rows = text_rows("bleurt", scorer, [one for one, _ in pairs], truncation, second=[other for _, other in pairs])
     outputs = iter(batched_forward.logits(scorer, rows, tokens_per_forward))
     return [max(next(outputs)[0] for _ in example.references) for example in examples]
-
-
-def _check_bert_score(examples: Sequence[Example], **arguments: Any) -> None:
-    references_of("bert_score", examples)
-    bert_score([], [], **arguments)
-
-
-def _check_bleurt(examples: Sequence[Example], **arguments: Any) -> None:
-    references_of("bleurt", examples)
-    bleurt([], [], **arguments)
-
-
-bert_score.check = _check_bert_score  # type: ignore[attr-defined]  # see base.check_examples
-bleurt.check = _check_bleurt  # type: ignore[attr-defined]
-
-
-def _check_layer(scorer: Scorer, layer: int | None) -> None:
-    layers = scorer.model.config.get_text_config().num_hidden_layers
-    if layer is not None and not 0 <= layer <= layers:
-        raise LmgymError(f"key 'rewards.bert_score.layer': {scorer.name} has hidden states 0 to {layers}, not {layer}")
 
 
 def _weights(scorer: Scorer, idf: str | None) -> tuple[dict[int, float], float]:
@@ -159,10 +140,6 @@ def _weigh(row: Row, weights: tuple[dict[int, float], float]) -> Any:
     values = torch.tensor([known.get(id, other) for id in row.ids], dtype=torch.float64)
     total = values.sum()
     return values / total if total > 0 else values
-
-
-def _unit(vectors: Any) -> Any:
-    return vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
 
 
 def _matched(text: tuple[Any, Any], reference: tuple[Any, Any]) -> dict[str, float]:

@@ -57,9 +57,7 @@ def math_equal(
     for one that math-verify cannot read (with `unreadable: compare` that is compared as text). Needs the extra
     lmgym[maths].
 
-    Example:
-        >>> math_equal([r"so $\boxed{0.5}$"], [Example("a/0", "?", references=(r"\boxed{\frac12}",))])
-        [1.0]
+    Example: math_equal([r"so $\boxed{0.5}$"], [Example("a/0", "?", references=(r"\boxed{\frac12}",))]) -> [1.0]
     """
     # 1. All pairs (candidate answer of the text, right answer) of each example.
     right_answers = [_right_answers(example) for example in examples]
@@ -118,9 +116,7 @@ def vote_of(text: str) -> str | None:
     r"""What an answer votes for: its final answer, numbers in one form, other LaTeX tidied; None if it has none. Two
     forms of one expression, such as x+1 and 1+x, are two votes.
 
-    Example:
-        >>> vote_of(r"so $\boxed{0.5}$"), vote_of(r"\boxed{\frac12}")
-        ('1/2', '1/2')
+    Example: vote_of(r"so $\boxed{0.5}$"), vote_of(r"\boxed{\frac12}") -> ('1/2', '1/2')
     """
     found = candidates(text, strict=False)
     if not found:

@@ -46,10 +46,7 @@ class Parallel:
 
 class BackgroundScorer:
     """Scores rows in a thread while the caller continues. Rows that arrive during a call are scored together in the
-    next one. The thread ends when no row is waiting. Call `begin` and `finish` from the same thread.
-
-    Example: scorer = BackgroundScorer(ask); scorer.begin(row); ...; scorer.finish() -> {json.dumps(row): value}
-    """
+    next one. The thread ends when no row is waiting. Call `begin` and `finish` from the same thread."""
 
     thread: threading.Thread | None
 

@@ -79,9 +79,7 @@ def cider(
 
     Raises LmgymError for an example without references, and for a file that cannot be read.
 
-    Example:
-        >>> cider(["a dog runs home"], [Example("a/0", "?", references=("A dog runs home.",))])
-        [10.0]
+    Example: cider(["a dog runs home"], [Example("a/0", "?", references=("A dog runs home.",))]) -> [10.0]
     """
     idf = None if documents is None else IDF(*_read(documents, tokens))
     return _scores(texts, examples, idf, sigma, tokens)

@@ -16,11 +16,7 @@ WORD = re.compile(r"[^\W_]+")
 
 @register("reward", "common_gen_repeat_penalty")
 def common_gen_repeat_penalty(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    separator: str = " ",
-    prefix: str = "generate a sentence with: ",
+    texts: list[str], examples: list[Example], *, separator: str = " ", prefix: str = "generate a sentence with: "
 ) -> list[float]:
     """-1 if the text repeats a part of the prompt, else 0. Parts are: all concepts joined by `separator`, the `prefix`,
     "generate" and "sentence"; case is ignored.
@@ -49,9 +45,7 @@ def concept_coverage(texts: list[str], examples: list[Example]) -> list[float]:
 
     Raises LmgymError for an example without concepts.
 
-    Example:
-        >>> concept_coverage(["Two dogs sat."], [example])     # concepts: dog, run
-        [0.5]
+    Example: concept_coverage(["Two dogs sat."], [example]) -> [0.5]  # concepts: dog, run
     """
     missing = _missing("concept_coverage", texts, examples)
     return [

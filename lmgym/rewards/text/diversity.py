@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.text.references import Tokens, grams, tokenise
+from lmgym.rewards.text.references import Tokens, grams, registered, tokenise
 from lmgym.types import Example
 
 Texts = Sequence[Sequence[str]]  # each a list of words
@@ -20,9 +20,7 @@ Counts = Counter[tuple[str, ...]]
 def distinct(texts: Texts, n: int) -> float:
     """Number of distinct n-grams / number of n-grams; 0 without any n-gram. Source: Li et al. 2016.
 
-    Example:
-        >>> distinct([["the", "cat", "sat"], ["the", "cat", "ran"]], 2)
-        0.75
+    Example: distinct([["the", "cat", "sat"], ["the", "cat", "ran"]], 2) -> 0.75
     """
     counts = _counted(texts, n)
     return len(counts) / counts.total() if counts else 0.0
@@ -31,9 +29,7 @@ def distinct(texts: Texts, n: int) -> float:
 def vocabulary(texts: Texts, n: int) -> float:
     """Number of distinct n-grams.
 
-    Example:
-        >>> vocabulary([["the", "cat", "sat"], ["the", "cat", "ran"]], 1)
-        4.0
+    Example: vocabulary([["the", "cat", "sat"], ["the", "cat", "ran"]], 1) -> 4.0
     """
     return float(len(_counted(texts, n)))
 
@@ -41,9 +37,7 @@ def vocabulary(texts: Texts, n: int) -> float:
 def unique(texts: Texts, n: int) -> float:
     """Number of n-grams that occur exactly once.
 
-    Example:
-        >>> unique([["the", "cat", "sat"], ["the", "cat", "ran"]], 1)
-        2.0
+    Example: unique([["the", "cat", "sat"], ["the", "cat", "ran"]], 1) -> 2.0
     """
     return float(sum(count == 1 for count in _counted(texts, n).values()))
 
@@ -51,9 +45,7 @@ def unique(texts: Texts, n: int) -> float:
 def entropy(texts: Texts, n: int) -> float:
     """Shannon entropy of the n-grams, in bits; 0 without any n-gram.
 
-    Example:
-        >>> entropy([["the", "cat", "sat"], ["the", "cat", "ran"]], 2)
-        1.5
+    Example: entropy([["the", "cat", "sat"], ["the", "cat", "ran"]], 2) -> 1.5
     """
     counts = _counted(texts, n)
     total = counts.total()
@@ -66,9 +58,7 @@ def conditional_entropy(texts: Texts, n: int) -> float:
     As in GEM, each p is a fraction of all n-grams of the same length. The last n - 1 words of a text count as a shorter
     n-gram although no n-gram begins with them. So the value of short texts may be below 0.
 
-    Example:
-        >>> round(conditional_entropy([["the", "cat", "sat"], ["the", "cat", "ran"]], 2), 5)
-        -0.08496
+    Example: round(conditional_entropy([["the", "cat", "sat"], ["the", "cat", "ran"]], 2), 5) -> -0.08496
     """
     counts, shorter = _counted(texts, n), _counted(texts, n - 1)
     total, base = counts.total(), shorter.total()
@@ -81,9 +71,7 @@ def mean_segmental(texts: Texts, window: int) -> float:
     """Mean type-token ratio of segments. All texts are joined and cut into segments of `window` words; the words after
     the last full segment are ignored. NaN if there is no full segment. Source: Johnson 1944 (MSTTR).
 
-    Example:
-        >>> mean_segmental([["a", "b", "a", "c", "d"], ["d", "d", "e", "f"]], 4)     # (3/4 + 2/4) / 2
-        0.625
+    Example: mean_segmental([["a", "b", "a", "c", "d"], ["d", "d", "e", "f"]], 4) -> 0.625  # (3/4 + 2/4) / 2
     """
     words = [word for text in texts for word in text]
     ratios = [len(set(words[start : start + window])) / window for start in range(0, len(words) - window + 1, window)]
@@ -110,13 +98,13 @@ def _metric(name: str, measure: Callable[[Texts, int], float], n: int, what: str
     ) -> float:
         return measure([tokenise(text, tokens, punctuation) for text in texts], n)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = (
-        f"{what} Words are in lower case; `punctuation` false leaves out marks. The corpus value is that of all texts "
-        "together. Source: GEM's diversity metrics (Gehrmann et al. 2021, arXiv 2102.01672)."
-    )
     function.corpus = corpus  # type: ignore[attr-defined]
-    return register("reward", name)(function)
+    return registered(
+        name,
+        function,
+        f"{what} Words are in lower case; `punctuation` false leaves out marks. The corpus value is that of all texts "
+        "together. Source: GEM's diversity metrics (Gehrmann et al. 2021, arXiv 2102.01672).",
+    )
 
 
 distinct_1 = _metric("distinct_1", distinct, 1, "Different words over words.")
@@ -141,12 +129,7 @@ conditional_entropy_3 = _metric(
 
 @register("reward", "msttr")
 def msttr(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    window: int = 100,
-    punctuation: bool = True,
-    tokens: Tokens = "words",
+    texts: list[str], examples: list[Example], *, window: int = 100, punctuation: bool = True, tokens: Tokens = "words"
 ) -> list[float]:
     """Mean segmental type-token ratio: the mean over the text's segments of `window` words, without the shorter rest.
 
@@ -167,12 +150,7 @@ def msttr(
 
 
 def _msttr_corpus(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    window: int = 100,
-    punctuation: bool = True,
-    tokens: Tokens = "words",
+    texts: list[str], examples: list[Example], *, window: int = 100, punctuation: bool = True, tokens: Tokens = "words"
 ) -> float:
     _check_window(window)
     return mean_segmental([tokenise(text, tokens, punctuation) for text in texts], window)
@@ -187,9 +165,7 @@ def prediction_length(
 ) -> list[float]:
     """Number of words and marks; the corpus value is the mean. Source: RL4LMs' diversity metrics (mean_pred_length).
 
-    Example:
-        >>> prediction_length(["Don't stop."], [example])     # do, n't, stop, .
-        [4.0]
+    Example: prediction_length(["Don't stop."], [example]) -> [4.0]  # do, n't, stop, .
     """
     return [float(len(tokenise(text, tokens, punctuation))) for text in texts]
 

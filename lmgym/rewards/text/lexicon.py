@@ -27,9 +27,7 @@ def load_lexicon(given: str | None = None) -> Lexicon:
 
     Raises LmgymError if none is found, or if a line cannot be read.
 
-    Example:
-        >>> load_lexicon().ratings["good"]
-        1.9
+    Example: load_lexicon().ratings["good"] -> 1.9
     """
     if given is not None:
         path = Path(given)

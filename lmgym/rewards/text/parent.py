@@ -33,11 +33,7 @@ class Table:
 
 @register("reward", "parent")
 def parent(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    part: Part = "f",
-    table_weight: float | None = None,
+    texts: list[str], examples: list[Example], *, part: Part = "f", table_weight: float | None = None
 ) -> list[float]:
     """PARENT, from 0 to 1: F1 (or precision or recall) of n-grams, n = 1..4, that also accepts words from the table.
 

@@ -10,6 +10,7 @@ from functools import cache, lru_cache, wraps
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
 from lmgym.stats.intervals import SufficientStatistics
 from lmgym.types import Example
 
@@ -31,9 +32,7 @@ LONGEST_STEMMED = 100  # characters; no real word is longer, and stemming a very
 def references_of(reward: str, examples: Sequence[Example]) -> list[tuple[str, ...]]:
     """The references of each example. Raises LmgymError with the id of the first example without any.
 
-    Example:
-        >>> references_of("bleu", [Example("a/0", "?", references=("yes", "yes!"))])
-        [('yes', 'yes!')]
+    Example: references_of("bleu", [Example("a/0", "?", references=("yes", "yes!"))]) -> [('yes', 'yes!')]
     """
     for example in examples:
         if not example.references:
@@ -54,9 +53,7 @@ def answers_of(reward: str, examples: Sequence[Example]) -> list[tuple[str, ...]
 
 
 def reference_check(
-    reward: str,
-    *libraries: str,
-    read: Callable[[str, Sequence[Example]], object] = references_of,
+    reward: str, *libraries: str, read: Callable[[str, Sequence[Example]], object] = references_of
 ) -> Callable[..., None]:
     """A function for a reward's attribute `check` (see base.check_examples): it raises LmgymError if one of the
     libraries is missing or `read` refuses the references of an example."""
@@ -106,6 +103,13 @@ def reward_of_sums(sums: Callable[..., SufficientStatistics]) -> Callable[..., l
     return reward
 
 
+def registered(name: str, function: Callable[..., list[float]], what: str) -> Callable[..., list[float]]:
+    """Register a function that was made for this name (a family of metrics shares its code); `what` documents it."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = what
+    return register("reward", name)(function)
+
+
 def needed(module: str, reward: str) -> Any:
     """Import a module of an optional library. Raises LmgymError with the extra to install.
 
@@ -132,9 +136,7 @@ def tokenise(text: str, tokens: Tokens = "words", punctuation: bool = True) -> l
     NLTK's `word_tokenize` (used by RL4LMs) needs a model that must be downloaded. It differs in few sentences: it keeps
     the point of an abbreviation with its word and writes quotation marks as `` and ''.
 
-    Example:
-        >>> tokenise("Don't stop. He's 7.5!")
-        ['do', "n't", 'stop', '.', 'he', "'s", '7.5', '!']
+    Example: tokenise("Don't stop. He's 7.5!") -> ['do', "n't", 'stop', '.', 'he', "'s", '7.5', '!']
     """
     text = text.lower()
     if tokens == "spaces":
@@ -158,9 +160,7 @@ def _split_contraction(token: str) -> tuple[str, ...]:
 def stem(word: str) -> str:
     """NLTK's Porter stem of a lower-case word; a word of more than 100 characters is returned unchanged.
 
-    Example:
-        >>> stem("fields"), stem("looking")
-        ('field', 'look')
+    Example: stem("fields"), stem("looking") -> ('field', 'look')
     """
     return _stem(word) if len(word) <= LONGEST_STEMMED else word
 
@@ -168,9 +168,7 @@ def stem(word: str) -> str:
 def grams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     """How often each run of n tokens occurs.
 
-    Example:
-        >>> grams(["a", "b", "a", "b"], 2)
-        Counter({('a', 'b'): 2, ('b', 'a'): 1})
+    Example: grams(["a", "b", "a", "b"], 2) -> Counter({('a', 'b'): 2, ('b', 'a'): 1})
     """
     return Counter(zip(*(tokens[start:] for start in range(n)), strict=False))
 
@@ -178,9 +176,7 @@ def grams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
 def in_common(one: Counter[tuple[str, ...]], other: Counter[tuple[str, ...]]) -> int:
     """Size of the intersection of two multisets.
 
-    Example:
-        >>> in_common(Counter("aab"), Counter("abb"))
-        2
+    Example: in_common(Counter("aab"), Counter("abb")) -> 2
     """
     return sum(min(one[gram], other[gram]) for gram in one.keys() & other.keys())
 

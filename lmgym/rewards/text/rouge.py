@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from lmgym.core.registry import register
-from lmgym.rewards.text.references import grams, in_common, reference_check, references_of, stem
+from lmgym.rewards.text.references import grams, in_common, reference_check, references_of, registered, stem
 from lmgym.types import Example
 
 Which = Literal["best", "first"]
@@ -21,103 +20,33 @@ Words = list[str]
 Kind = Callable[[Any, Any], float]  # F1 of a reference and a text, both as words or as lines of words
 
 
-@register("reward", "rouge1")
-def rouge1(
-    texts: list[str], examples: list[Example], *, stemmer: bool = True, references: Which = "best"
-) -> list[float]:
-    """ROUGE-1: F1 of the words shared with a reference, from 0 to 1.
+def _metric(
+    name: str, kinds: Sequence[Kind], what: str, lines: bool = False, best_only: bool = False
+) -> Callable[..., list[float]]:
+    """Make and register the reward `name`: the mean over `kinds` of a text's best F1 over its references."""
 
-    Words are runs of the letters a-z and digits, in lower case; so a text in another alphabet has no words and gets 0.
-    With `stemmer` words of four letters or more are replaced by their Porter stem. With references "best" the
-    reference with the highest F1 counts, with "first" only the first one (RL4LMs' default). The corpus value is the
-    mean. Sources: Lin 2004; the library rouge-score. Extra `metrics`, unless stemmer is false.
+    def function(
+        texts: list[str], examples: list[Example], *, stemmer: bool = True, references: Which = "best"
+    ) -> list[float]:
+        return _scored(name, texts, examples, stemmer, references, kinds, lines)
 
-    Raises LmgymError for an example without references.
+    def of_the_best(texts: list[str], examples: list[Example], *, stemmer: bool = True) -> list[float]:
+        return _scored(name, texts, examples, stemmer, "best", kinds, lines)
 
-    Example:
-        >>> rouge1(["The cats sat."], [Example("a/0", "?", references=("A cat sat down",))])     # P 2/3, R 2/4
-        [0.5714285714285715]
-    """
-    return _scored("rouge1", texts, examples, stemmer, references, [partial(_gram_f1, n=1)])
-
-
-@register("reward", "rouge2")
-def rouge2(
-    texts: list[str], examples: list[Example], *, stemmer: bool = True, references: Which = "best"
-) -> list[float]:
-    """ROUGE-2: F1 of the word pairs (bigrams) shared with a reference; see rouge1.
-
-    Example:
-        >>> rouge2(["the cat sat"], [Example("a/0", "?", references=("the cat ran",))])
-        [0.5]
-    """
-    return _scored("rouge2", texts, examples, stemmer, references, [partial(_gram_f1, n=2)])
-
-
-@register("reward", "rougeL")
-def rougeL(
-    texts: list[str], examples: list[Example], *, stemmer: bool = True, references: Which = "best"
-) -> list[float]:
-    """ROUGE-L: F1 of the longest common subsequence of words with a reference; see rouge1.
-
-    Example:
-        >>> rougeL(["the cat sat down"], [Example("a/0", "?", references=("the dog sat",))])     # 2 words: P 2/4, R 2/3
-        [0.5714285714285715]
-    """
-    return _scored("rougeL", texts, examples, stemmer, references, [_sequence_f1])
-
-
-@register("reward", "rougeLsum")
-def rougeLsum(
-    texts: list[str], examples: list[Example], *, stemmer: bool = True, references: Which = "best"
-) -> list[float]:
-    """ROUGE-L for summaries, where each line is a sentence. A word of the reference counts if it is in the longest
-    common subsequence of its sentence with any sentence of the text. No word counts more often than it occurs in both.
-    See rouge1.
-
-    Example:
-        >>> rougeLsum(["c d\\na b"], [Example("a/0", "?", references=("a b\\nc d",))])     # rougeL: 0.5
-        [1.0]
-    """
-    return _scored("rougeLsum", texts, examples, stemmer, references, [_summary_f1], lines=True)
-
-
-@register("reward", "rouge_combined")
-def rouge_combined(
-    texts: list[str], examples: list[Example], *, stemmer: bool = True, references: Which = "best"
-) -> list[float]:
-    """The mean of ROUGE-1, ROUGE-2 and ROUGE-L, each with its best reference; see rouge1. Source: RL4LMs, which uses
-    only the first reference.
-
-    Example:
-        >>> rouge_combined(["the cat sat"], [Example("a/0", "?", references=("the cat ran",))])  # (2/3 + 1/2 + 2/3) / 3
-        [0.611111111111111]
-    """
-    kinds: list[Kind] = [partial(_gram_f1, n=1), partial(_gram_f1, n=2), _sequence_f1]
-    return _scored("rouge_combined", texts, examples, stemmer, references, kinds)
-
-
-@register("reward", "rouge_l_max")
-def rouge_l_max(texts: list[str], examples: list[Example], *, stemmer: bool = True) -> list[float]:
-    """The highest ROUGE-L over the references, which is rougeL under another name. Source: NarrativeQA's metric in
-    UnifiedQA and RL4LMs, which use the library py-rouge: it splits words differently, so the third digit may differ.
-
-    Example:
-        >>> rouge_l_max(["in a house"], [Example("a/0", "?", references=("at home", "the house"))])     # P 1/3, R 1/2
-        [0.4]
-    """
-    return _scored("rouge_l_max", texts, examples, stemmer, "best", [_sequence_f1])
-
-
-def _check(reward: str) -> Callable[..., None]:
     def check(examples: Sequence[Example], *, stemmer: bool = True, **arguments: Any) -> None:
-        reference_check(reward, *(["nltk.stem.porter"] if stemmer else []))(examples)
+        reference_check(name, *(["nltk.stem.porter"] if stemmer else []))(examples)
 
-    return check
-
-
-for _function in (rouge1, rouge2, rougeL, rougeLsum, rouge_combined, rouge_l_max):
-    _function.check = _check(_function.__name__)  # type: ignore[attr-defined]
+    made: Any = of_the_best if best_only else function
+    made.check = check
+    return registered(
+        name,
+        made,
+        f"{what}\n\nFrom 0 to 1. Words are runs of the letters a-z and digits, in lower case; so a text in another "
+        "alphabet has no words and gets 0. With `stemmer` words of four letters or more are replaced by their Porter "
+        'stem. With references "best" the reference with the highest F1 counts, with "first" only the first one '
+        "(RL4LMs' default). The corpus value is the mean. Sources: Lin 2004; the library rouge-score. Extra `metrics`, "
+        "unless stemmer is false.\n\nRaises LmgymError for an example without references.",
+    )
 
 
 def _scored(
@@ -153,9 +82,7 @@ def _scored(
 def rouge_words(text: str, stemmer: bool) -> Words:
     """Runs of a-z and 0-9 in lower case; with `stemmer`, words of four letters or more as Porter stems.
 
-    Example:
-        >>> rouge_words("Fields, 7 caf\\u00e9s", True)
-        ['field', '7', 'caf', 's']
+    Example: rouge_words("Fields, 7 caf\\u00e9s", True) -> ['field', '7', 'caf', 's']
     """
     words = WORD.findall(text.lower())
     return [stem(word) if len(word) > 3 else word for word in words] if stemmer else words
@@ -201,9 +128,7 @@ def _summary_f1(reference: list[Words], text: list[Words]) -> float:
 def common_length(one: Sequence[str], other: Sequence[str]) -> int:
     """Length of the longest common subsequence.
 
-    Example:
-        >>> common_length(["a", "b", "c"], ["b", "x", "c"])
-        2
+    Example: common_length(["a", "b", "c"], ["b", "x", "c"]) -> 2
     """
     return len(other) - _rows(one, other)[-1].bit_count()
 
@@ -258,3 +183,28 @@ def _common_indices(reference: Sequence[str], text: Sequence[str]) -> list[int]:
         else:
             row -= 1
     return indices
+
+
+ONE, TWO = partial(_gram_f1, n=1), partial(_gram_f1, n=2)
+rouge1 = _metric("rouge1", [ONE], "ROUGE-1: F1 of the words shared with a reference.")
+rouge2 = _metric("rouge2", [TWO], "ROUGE-2: F1 of the word pairs (bigrams) shared with a reference.")
+rougeL = _metric("rougeL", [_sequence_f1], "ROUGE-L: F1 of the longest common subsequence of words with a reference.")
+rougeLsum = _metric(
+    "rougeLsum",
+    [_summary_f1],
+    "ROUGE-L for summaries, where each line is a sentence. A word of the reference counts if it is in the longest "
+    "common subsequence of its sentence with any sentence of the text, but no more often than it occurs in both.",
+    lines=True,
+)
+rouge_combined = _metric(
+    "rouge_combined",
+    [ONE, TWO, _sequence_f1],
+    "The mean of ROUGE-1, ROUGE-2 and ROUGE-L, each with its best reference. Source: RL4LMs, which uses the first.",
+)
+rouge_l_max = _metric(
+    "rouge_l_max",
+    [_sequence_f1],
+    "The highest ROUGE-L over the references, which is rougeL under another name. Source: NarrativeQA's metric in "
+    "UnifiedQA and RL4LMs, which use the library py-rouge: it splits words differently, so the third digit may differ.",
+    best_only=True,
+)

@@ -47,8 +47,7 @@ def spice(
     Example:
         >>> values = spice(["A dog runs."], examples, jar="SPICE-1.0/spice-1.0.jar")
     """
-    references = references_of("spice", examples)
-    return _scores("spice", texts, references, jar, java, memory, seconds)
+    return _scores("spice", texts, examples, jar, java, memory, seconds)
 
 
 @register("reward", "spider")
@@ -74,7 +73,7 @@ def spider(
     Example:
         >>> values = spider(texts, examples, jar="SPICE-1.0/spice-1.0.jar", documents="references.jsonl")
     """
-    graphs = _scores("spider", texts, references_of("spider", examples), jar, java, memory, seconds)
+    graphs = _scores("spider", texts, examples, jar, java, memory, seconds)
     words = cider(texts, examples, documents=documents, tokens=tokens)
     return [spice_coeff * one + cider_coeff * other for one, other in zip(graphs, words, strict=True)]
 
@@ -83,16 +82,13 @@ def _spider_corpus(
     texts: list[str],
     examples: list[Example],
     *,
-    jar: str,
     spice_coeff: float = 0.5,
     cider_coeff: float = 0.5,
     documents: str | None = None,
     tokens: Tokens = "words",
-    java: str = "java",
-    memory: str = "8G",
-    seconds: float = 1800.0,
+    **program: Any,
 ) -> float:
-    graphs = _scores("spider", texts, references_of("spider", examples), jar, java, memory, seconds)
+    graphs = _scores("spider", texts, examples, **program)
     words = cider.corpus(texts, examples, documents=documents, tokens=tokens)  # type: ignore[attr-defined]
     return spice_coeff * math.fsum(graphs) / len(graphs) + cider_coeff * float(words)
 
@@ -135,13 +131,14 @@ def _found(name: str, jar: str, java: str) -> tuple[Path, str]:
 def _scores(
     name: str,
     texts: Sequence[str],
-    references: Sequence[Sequence[str]],
+    examples: Sequence[Example],
     jar: str,
-    java: str,
-    memory: str,
-    seconds: float,
+    java: str = "java",
+    memory: str = "8G",
+    seconds: float = 1800.0,
 ) -> list[float]:
     """Run SPICE on all texts at once, through files in a temporary folder."""
+    references = references_of(name, examples)
     path, program = _found(name, jar, java)
     rows = [
         {"image_id": str(index), "test": text, "refs": list(own)}
@@ -186,9 +183,7 @@ def _run(command: Sequence[str], folder: Path, errors: Path, seconds: float) -> 
 def read_scores(text: str, count: int, name: str = "spice") -> list[float]:
     """The F-score of each text in SPICE's output, in the order of the texts. Raises LmgymError if one is missing.
 
-    Example:
-        >>> read_scores('[{"image_id": "0", "scores": {"All": {"pr": 1.0, "re": 0.5, "f": 0.667}}}]', 1)
-        [0.667]
+    Example: read_scores('[{"image_id": "0", "scores": {"All": {"pr": 1.0, "re": 0.5, "f": 0.667}}}]', 1) -> [0.667]
     """
     try:
         found = {str(row["image_id"]): row["scores"]["All"]["f"] for row in json.loads(text)}

@@ -21,9 +21,7 @@ def squad_exact_match(texts: list[str], examples: list[Example]) -> list[float]:
 
     Raises LmgymError for an example without references.
 
-    Example:
-        >>> squad_exact_match(["The Eiffel Tower!"], [Example("a/0", "?", references=("Eiffel tower",))])
-        [1.0]
+    Example: squad_exact_match(["The Eiffel Tower!"], [Example("a/0", "?", references=("Eiffel tower",))]) -> [1.0]
     """
     return _best("squad_exact_match", texts, examples, lambda answer, reference: float(answer == reference))
 
@@ -47,18 +45,13 @@ token_f1.check = reference_check("token_f1")  # type: ignore[attr-defined]
 def normalised(text: str) -> list[str]:
     """The words of an answer without case, punctuation and articles.
 
-    Example:
-        >>> normalised("An apple, the pear")
-        ['apple', 'pear']
+    Example: normalised("An apple, the pear") -> ['apple', 'pear']
     """
     return ARTICLES.sub(" ", text.lower().translate(WITHOUT_PUNCTUATION)).split()
 
 
 def _best(
-    reward: str,
-    texts: Sequence[str],
-    examples: Sequence[Example],
-    compare: Callable[[list[str], list[str]], float],
+    reward: str, texts: Sequence[str], examples: Sequence[Example], compare: Callable[[list[str], list[str]], float]
 ) -> list[float]:
     known = {reference: normalised(reference) for own in references_of(reward, examples) for reference in own}
     answers = [normalised(text) for text in texts]

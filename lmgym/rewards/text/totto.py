@@ -10,7 +10,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.text.bleu import sacre_bleu
 from lmgym.rewards.text.parent import parent
-from lmgym.rewards.text.references import corpus_of, reference_check
+from lmgym.rewards.text.references import corpus_of, reference_check, registered
 from lmgym.stats.intervals import SufficientStatistics
 from lmgym.types import Example
 
@@ -19,9 +19,7 @@ from lmgym.types import Example
 def totto_bleu(texts: list[str], examples: list[Example]) -> list[float]:
     """sacre_bleu in lower case, as ToTTo reports it; the corpus value is one BLEU of all texts. Extra `metrics`.
 
-    Example:
-        >>> totto_bleu(["The Cat sat down"], [Example("a/0", "?", references=("the cat sat down",))])
-        [1.0]
+    Example: totto_bleu(["The Cat sat down"], [Example("a/0", "?", references=("the cat sat down",))]) -> [1.0]
     """
     return sacre_bleu(texts, examples, lowercase=True)
 
@@ -65,15 +63,15 @@ def _on_subset(
     def inside(examples: Sequence[Example]) -> list[bool]:
         return [_overlaps(name, example) is overlap for example in examples]
 
-    function.__name__ = function.__qualname__ = name
     function.__module__ = __name__
-    function.__doc__ = (
+    function.corpus, function.check = of_subset, check  # type: ignore[attr-defined]
+    return registered(
+        name,
+        function,
         f"{whole.__name__} of the examples whose meta['overlap_subset'] is {str(overlap).lower()}, which ToTTo sets "
         f"for tables with headers that its training tables have, and 0 for the others. The corpus value is that of the "
-        f"subset alone, NaN where it is empty."
+        f"subset alone, NaN where it is empty.",
     )
-    function.corpus, function.check = of_subset, check  # type: ignore[attr-defined]
-    return register("reward", name)(function)
 
 
 parent_overlap = _on_subset("parent_overlap", parent, True, _parent_corpus)

@@ -75,9 +75,7 @@ def vader(
     emoji_utf8_lexicon.txt. By default it is that of the package vaderSentiment or, without emoji, NLTK's vader_lexicon;
     raises LmgymError if neither is installed. Source: Hutto and Gilbert 2014.
 
-    Example:
-        >>> vader(["VADER is smart, handsome, and funny."], [example])
-        [0.8316...]
+    Example: vader(["VADER is smart, handsome, and funny."], [example]) -> [0.8316...]
     """
     known = load_lexicon(lexicon)
     return [sentiment(text, known)[score] for text in texts]
@@ -93,9 +91,7 @@ vader.check = _check  # type: ignore[attr-defined]
 def sentiment(text: str, lexicon: Lexicon) -> dict[Score, float]:
     """The compound score of a text, and its fractions of positive, negative and neutral words.
 
-    Example:
-        >>> sentiment("not good", Lexicon({"good": 1.9}, {}))["compound"]     # s = 1.9 * -0.74
-        -0.3412...
+    Example: sentiment("not good", Lexicon({"good": 1.9}, {}))["compound"] -> -0.3412...  # s = 1.9 * -0.74
     """
     # 1. The rating of each word in its context.
     text = _without_emoji(text, lexicon.emoji).strip()

@@ -2,5 +2,15 @@
 
 from typing import Any
 
+from lmgym.core.errors import LmgymError
+
 Row = tuple[str, dict[str, Any]]
 """Where a row stands and its columns: ("train.jsonl:12", {"prompt": "2+2="}), ("train.parquet: row 12", {...})."""
+
+
+class MissingSplit(LmgymError):
+    """The task does not have the requested split. `check_task` skips such a split.
+
+    Example:
+        >>> raise MissingSplit("riddles: there is no split 'test'; it has train")
+    """

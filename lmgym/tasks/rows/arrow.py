@@ -86,10 +86,14 @@ def arrow_copy(path: Path, sha256: str) -> Path:
     if not copy.is_file():
         with readable(copy):
             folder.mkdir(parents=True, exist_ok=True)
-            with replacing(copy, durable=False) as file, _opened_parquet(path) as parquet:
-                with _library(path).ipc.new_stream(file, parquet.schema_arrow) as writer:
-                    for batch in parquet.iter_batches(batch_size=8 * BATCH):
-                        writer.write_batch(batch)
+            stream = _library(path).ipc.new_stream
+            with (
+                _opened_parquet(path) as parquet,
+                replacing(copy, durable=False) as file,
+                stream(file, parquet.schema_arrow) as writer,
+            ):
+                for batch in parquet.iter_batches(batch_size=8 * BATCH):
+                    writer.write_batch(batch)
     return copy
 
 
@@ -101,8 +105,11 @@ def parquet_size(path: Path) -> int:
 
 def digest_of(path: Path) -> str:
     """The SHA-256 of a file's bytes. Raises LmgymError if it cannot be read."""
+    digest = hashlib.sha256()
     with readable(path), open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 @contextmanager

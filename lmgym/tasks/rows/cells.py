@@ -19,6 +19,7 @@ ROLES = {  # how data sets call them, and how chat templates do
     "gpt": "assistant", "tool": "tool", "observation": "tool", "function": "tool",
 }  # fmt: skip
 BESIDE = ("name", "tool_calls", "tool_call_id")  # what a message may have beside role and content
+WHITE_OR_LIST = tuple(" \t\r\n[")  # how a JSON list may begin
 Prompt = str | list[Message]
 
 
@@ -96,7 +97,7 @@ class Cell:
         if (section.get("column") is None) == (section.get("function") is None):
             raise LmgymError(f"key '{key}' needs either a column (and a pattern), or a function of a row")
         if section.get("function") is not None:
-            return cls(function=registry.load_attribute(section["function"], f"{key}.function"), name=key)
+            return cls(function=registry.get("row", section["function"]), name=key)
         try:
             pattern = None if section.get("pattern") is None else re.compile(section["pattern"], re.DOTALL)
         except re.error as error:
@@ -136,7 +137,7 @@ def as_prompt(value: Any, name: str, where: str, continued: bool = False) -> Pro
     """A prompt, checked: a text, or chat messages in any of the usual forms (`messages_of`), of which the last may be
     the assistant's where it can be `continued`. Raises LmgymError for anything else; `name` is the column's and `where`
     "PATH:LINE" for the message."""
-    if isinstance(value, str) and value.lstrip()[:1] == "[" and (listed := _listed(value)):
+    if isinstance(value, str) and value[:1] in WHITE_OR_LIST and (listed := _listed(value)):
         value = listed
     if isinstance(value, str) and value:
         return value

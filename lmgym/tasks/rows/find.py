@@ -9,7 +9,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import open_regular
-from lmgym.tasks.base import MissingSplit
+from lmgym.tasks.rows import MissingSplit
 from lmgym.tasks.rows.formats import SUFFIXES
 from lmgym.tasks.rows.unpacked import ARCHIVES, PACKED, archive_of, exists, kind_of, members, readable
 
@@ -115,7 +115,7 @@ def _at(source: Source, path: Path, split: str, names: Sequence[str]) -> list[Pa
         for pattern in patterns:
             if found := _matching(pattern):
                 return found
-        raise source.missing(split, f"there is no file {either(patterns)}")
+        raise source.missing(split, f"there is no file {_either(patterns)}")
     if path.is_dir():
         return _in_folder(source, path, split, names)
     files = _matching(str(path))
@@ -131,14 +131,14 @@ def _at(source: Source, path: Path, split: str, names: Sequence[str]) -> list[Pa
     }
     own = [file for file in files if holds[file] == split or (holds[file] == "train" and "train" in names)]
     if not own:
-        others = either(sorted(set(holds.values())))
+        others = _either(sorted(set(holds.values())))
         raise source.missing(split, f"{path} holds {others}; give the folder of both files as task.path")
     return own
 
 
 def _matching(pattern: str) -> list[Path]:
     """The file of this name, or the files that match the pattern."""
-    if exists(Path(pattern)):
+    if exists(Path(pattern)) and not pattern.lower().endswith(ARCHIVES):
         return [Path(pattern)]
     if not glob.has_magic(pattern):
         return []
@@ -162,7 +162,7 @@ def _in_folder(source: Source, folder: Path, split: str, names: Sequence[str]) -
             if below:
                 return below
         # Else files with the split in their names.
-        files = sorted(file for file in place.glob("*") if _is_file(file, source))
+        files = sorted((file for file in place.glob("*") if _is_file(file, source)), key=by_number)
         if own := [file for file in files if _words(file) & set(names)]:
             return _one_data_set(own, folder, split, names, source.suffixes)
         if files and "train" in names and not any(split_named(file) for file in files):
@@ -171,7 +171,7 @@ def _in_folder(source: Source, folder: Path, split: str, names: Sequence[str]) -
     hint = f"; it holds {', '.join(subsets)}: name one as task.config" if subsets and not source.config else ""
     raise source.missing(
         split,
-        f"in {folder} there is no file whose name holds {either(names)} and ends in {either(source.suffixes)}{hint}",
+        f"in {folder} there is no file whose name holds {_either(names)} and ends in {_either(source.suffixes)}{hint}",
     )
 
 
@@ -208,5 +208,5 @@ def _words(path: Path) -> set[str]:
     return {*re.split("[^a-z]+", name), *re.split("[-.]", name), name.split(".")[0]}
 
 
-def either(words: Sequence[Any]) -> str:
+def _either(words: Sequence[Any]) -> str:
     return " or ".join([", ".join(map(str, words[:-1])), str(words[-1])] if len(words) > 1 else map(str, words))

@@ -102,7 +102,8 @@ def _json(path: Path) -> Iterator[Row]:
 def _table(path: Path, delimiter: str, columns: Sequence[str] | None) -> Iterator[Row]:
     """The rows of a .csv or .tsv file, with typed cells unless its columns have no names."""
     if columns is not None:
-        yield from ((where, dict(zip(columns, cells, strict=True))) for where, cells in _cells(path, delimiter, columns))
+        for where, cells in _cells(path, delimiter, columns):
+            yield where, dict(zip(columns, cells, strict=True))
         return
     rows = _cells(path, delimiter)
     _, names = next(rows, ("", []))

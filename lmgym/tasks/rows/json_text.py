@@ -11,6 +11,7 @@ from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.unfit import unreadable
 from lmgym.tasks.rows.unpacked import opened
 
+
 def read_json_lines(path: Path) -> Iterator[Row]:
     """The object of each line that is not blank, with file and line.
 

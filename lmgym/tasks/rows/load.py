@@ -8,8 +8,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub, unreachable
-from lmgym.tasks.base import MissingSplit
-from lmgym.tasks.rows import Row
+from lmgym.tasks.rows import MissingSplit, Row
 from lmgym.tasks.rows.arrow import table_rows
 from lmgym.tasks.rows.find import NAMES, Paths, Source, files_of
 from lmgym.tasks.rows.formats import SUFFIXES, rows_of
@@ -50,7 +49,7 @@ def parts_of(text: str, key: str) -> list[Part]:
     """The parts that "train[:5%]+test" names. Raises LmgymError, naming the `key`, for anything else."""
     found = [PART.fullmatch(one) for one in text.split("+")]
     if not all(found):
-        raise LmgymError(f"{key} is {text!r}; write a split, or parts of some, such as train[:5%] or train[100:200]+dev")
+        raise LmgymError(f"{key} is {text!r}; write a split, or parts of it, such as train[:5%] or train[10:20]+dev")
     return [Part(*one.groups()) for one in found if one]
 
 

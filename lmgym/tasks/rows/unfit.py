@@ -61,15 +61,22 @@ class Unfit:
         total, [first, *_] = self.counts.total(), self.first.values()
         if total == 1:
             return first
-        return LmgymError(f"{first}. In all {total:,} rows do not fit (task.unfit: drop leaves them out): {self._kinds()}")
+        return LmgymError(
+            f"{str(first).rstrip('.')}. In all {total:,} rows do not fit (task.unfit: drop leaves them out): "
+            f"{self._kinds()}"
+        )
 
     def _kinds(self) -> str:
-        counts = self.counts.most_common()
-        words = [f"{count:,} times " * (len(counts) > 1 or count > 1) + self._kind(kind, count) for kind, count in counts]
-        return "; ".join(words)
+        return "; ".join(
+            f"{f'{count:,} times ' * (count > 1)}{kind} ({_listed(self.places[kind])}{' ...' * (count > FIRST)})"
+            for kind, count in self.counts.most_common()
+        )
 
-    def _kind(self, kind: str, count: int) -> str:
-        return f"{kind} ({', '.join(self.places[kind])}{' ...' if count > FIRST else ''})"
+
+def _listed(places: list[str]) -> str:
+    """Places in words: of those in one file only the first names it. Example: 'rows.jsonl:3, 7, 12'"""
+    file = places[0].rpartition(":")[0]
+    return ", ".join([places[0], *(one.removeprefix(f"{file}:").strip() if file else one for one in places[1:])])
 
 
 _current: ContextVar[Unfit | None] = ContextVar("unfit", default=None)

@@ -6,8 +6,9 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,12 +52,8 @@ def archive_of(path: Path) -> tuple[Path, str] | None:
 
 def members(archive: Path) -> list[str]:
     """The names of the regular files in an archive. Raises LmgymError if it cannot be read."""
-    with readable(archive), open_regular(archive) as file:
-        if archive.suffix.lower() == ".zip":
-            with zipfile.ZipFile(file) as zipped:
-                return [one.filename for one in zipped.infolist() if not one.is_dir()]
-        with tarfile.open(fileobj=file) as tar:
-            return [one.name.removeprefix("./") for one in tar if one.isreg()]
+    with _unarchived(archive) as found:
+        return list(found)
 
 
 @contextmanager
@@ -69,9 +66,9 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         with raw:
             size = raw.seek(0, io.SEEK_END)
             raw.seek(0)
-            yield raw if path.suffix.lower() not in PACKED else io.BufferedReader(
-                _Unpacked(_unpacking(raw, path.suffix.lower()), size), 2**20
-            )
+            if (suffix := path.suffix.lower()) in PACKED:
+                raw = io.BufferedReader(_Unpacked(_unpacking(raw, suffix), size), 2**20)
+            yield raw
 
 
 @contextmanager
@@ -135,21 +132,24 @@ class _Unpacked(io.RawIOBase):
         return len(data)
 
 
-def _member(archive: Path, name: str) -> bytes:
-    """The bytes of a member of an archive. Links in it are not followed."""
-    with open_regular(archive) as file:
+@contextmanager
+def _unarchived(archive: Path) -> Iterator[dict[str, Callable[[], Any]]]:
+    """What opens each regular file of an archive, by its name. Links in it are not followed."""
+    with readable(archive), open_regular(archive) as file:
         if archive.suffix.lower() == ".zip":
-            with zipfile.ZipFile(file) as zipped, zipped.open(name) as member:
-                return _bounded(member)
-        with tarfile.open(fileobj=file) as tar:
-            for one in tar:
-                if one.isreg() and one.name.removeprefix("./") == name and (opened := tar.extractfile(one)):
-                    return _bounded(opened)
-    raise OSError(f"the archive has no member '{name}'")
+            with zipfile.ZipFile(file) as zipped:
+                yield {one.filename: partial(zipped.open, one) for one in zipped.infolist() if not one.is_dir()}
+        else:
+            with tarfile.open(fileobj=file) as tar:
+                yield {one.name.removeprefix("./"): partial(tar.extractfile, one) for one in tar if one.isreg()}
 
 
-def _bounded(member: IO[bytes]) -> bytes:
-    data = member.read(LARGEST_MEMBER + 1)
+def _member(archive: Path, name: str) -> bytes:
+    """The bytes of a member of an archive."""
+    with _unarchived(archive) as found:
+        if name not in found:
+            raise OSError(f"the archive has no member '{name}'")
+        data: bytes = found[name]().read(LARGEST_MEMBER + 1)
     if len(data) > LARGEST_MEMBER:
         raise OSError(f"the member is longer than {LARGEST_MEMBER:,} bytes; unpack the archive")
     return data

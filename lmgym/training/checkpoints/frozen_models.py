@@ -48,7 +48,7 @@ class FrozenModels:
         samples = name in ("mask", "opponent")
         copied = copies.frozen(policy, policy.compute if samples else None)
         if self.sharded and not samples:
-            shard_policy(copied, copied.ranks)
+            copied = shard_policy(copied, copied.ranks)
         self.models[name] = self.copies[name] = copied
         self.taken[name] = step
         self.unsaved.add(name)
@@ -58,9 +58,7 @@ class FrozenModels:
         path = checkpoint.copy_path(self.folder, self.stage, name, step)
         if not path.is_dir():
             raise LmgymError(f"{path} is gone, so the run cannot be resumed exactly; start it anew in another folder")
-        policy = load_policy(self.section, self.seed, path)
-        policy.ranks = ranks
-        self.take(name, policy, step)
+        self.take(name, load_policy(self.section, self.seed, path).but(ranks=ranks), step)
         if (path / manifest.NAME).is_file():  # a copy of an older version has none: it is written again, with one
             self.unsaved.discard(name)
 

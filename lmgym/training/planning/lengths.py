@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from lmgym.config.schema import Config, Stage
@@ -10,22 +9,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.models.policy import Policy
 from lmgym.tasks.rows.unfit import Unfit
 from lmgym.tasks.streamed import without
-from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids, start_ids
-from lmgym.text.steps import step_ids
+from lmgym.text.chat import decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids, start_ids
 from lmgym.training.run import Data
 from lmgym.types import Example
-
-
-def given_answers(example: Example, stage: Stage) -> list[str]:
-    """The texts of an example that a stage trains on: its references, its rated answers, its steps as one, or none."""
-    match stage.algorithm.requirements.answers:
-        case "references":
-            return list(example.references)
-        case "rated":
-            return [answer.text for answer in example.rated]
-        case "steps":
-            return ["".join(step.text + stage.algorithm.requirements.separator for step in example.steps)]
-    return []
 
 
 def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
@@ -76,10 +62,9 @@ def _too_long(
     tokenizer, template, cut = policy.tokenizer, config.policy.template, config.policy.cut
     limit_of_prompt = cut.tokens if cut is not None and uncut else sys.maxsize
     context = sys.maxsize if policy.context is None else policy.context
-    if min(context, limit_of_prompt) == sys.maxsize or stage.env["name"] != "single_turn":
+    if min(context, limit_of_prompt) == sys.maxsize or stage.is_played:
         return
-    required = stage.algorithm.requirements
-    learned = {"references": "reference", "rated": "rated answer", "steps": "steps"}.get(required.answers)
+    source, learned = stage.source, stage.source.one
     limit = config.policy.max_reference_tokens or sys.maxsize
     given = len(start_ids(tokenizer, config.policy.answer_start, policy.encoder_decoder))
     read = source_ids if policy.encoder_decoder else prompt_ids
@@ -87,7 +72,7 @@ def _too_long(
     around = len(read(tokenizer, examples[0].prompt, template, cut))  # at least what the chat template adds
     most = sys.maxsize if cut is None else cut.tokens
     for index, example in enumerate(examples):
-        answers = given_answers(example, stage)
+        answers = source.texts(example)
         longest = min(max((len(text.encode()) for text in answers), default=0), limit)
         prompt_bytes = around + len(plain_text(messages_of(example.prompt)).encode())
         if min(prompt_bytes, most) + given + longest < context and prompt_bytes <= limit_of_prompt:
@@ -101,10 +86,7 @@ def _too_long(
             length = max([length, *(len(policy.decoder_start) + given + own for own in lengths)])
             what = f"the prompt or the {learned}" if learned else "the prompt"
         else:
-            if required.answers == "steps":
-                lengths = [sum(len(step_ids(tokenizer, step.text, required.separator)) for step in example.steps)]
-            else:
-                lengths = [len(answer_ids(tokenizer, example.prompt, text, template, given > 0)) for text in answers]
+            lengths = source.lengths(example, tokenizer, template, given > 0)
             length += given + min(max(lengths, default=1), limit)
             what = f"the prompt and {learned}" if learned else "the prompt, with one token of an answer,"
         if length > context:

@@ -49,14 +49,14 @@ def estimate(
     found = Estimate()
     found.add("Python and its libraries", process)
     _held(found, config, stage, shapes, first, compute, teacher, parts, on_cpu)
-    pairs = stage.algorithm.requirements.answers == "rated"
-    answers = stage.prompts_per_step * (2 if pairs else stage.algorithm.group_size)
+    source = stage.source
+    answers = stage.prompts_per_step * source.answers_to_a_prompt(stage.algorithm.group_size)
     answer = stage.sampling.max_new_tokens if answer is None else answer
     if shapes.context is not None and not shapes.encoder_decoder:
         answer = max(min(answer, shapes.context - prompt), 1)
     found.add("batch", answers * (prompt + answer) * COLUMNS)
     found.add("kept sets", kept_bytes(stage, shapes.vocabulary))
-    if stage.algorithm.requirements.answers == "policy":
+    if source.samples:
         own = share(stage.prompts_per_step, ranks) * stage.algorithm.group_size
         asked = max(own, share(config.evaluation.examples or 0, ranks) * config.evaluation.samples)
         add_rollout(found, config, shapes, prompt, answer, min(config.engine.rows, asked), compute, on_cpu)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lmgym.algorithms.base import Algorithm
 from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
 from lmgym.models.shapes import Shapes
@@ -87,7 +88,7 @@ def exchange_sentence(config: Config, stage: Stage, shapes: Shapes, ranks: int) 
             f"each forward and each backward pass gathers {weights} of weights, each backward pass adds up "
             f"{size(gradients)} of gradients, and after each step the copies that sample gather {weights}"
         )
-    if stage.algorithm.driver != "first_order":  # how often it adds up what is its own affair
+    if stage.algorithm.driver != Algorithm.driver:  # how often it adds up what is its own affair
         return f"each time that the ranks add up gradients, they exchange {size(MASTER * shapes.trained)}"
     steps = stage.algorithm.optimizer_steps
     times = f" ({steps} optimizer steps of {size(gradients)})" if steps > 1 else ""

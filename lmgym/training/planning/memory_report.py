@@ -148,11 +148,6 @@ class Memory:
         )  # fmt: skip
 
 
-def is_played(stage: Stage) -> bool:
-    """True if an environment makes the episodes of a stage, so that a task's prompts do not tell their length."""
-    return bool(stage.env["name"] != "single_turn")
-
-
 def teacher_shapes(config: Config, stage: Stage) -> Shapes | None:
     """The model that is held beside the policy as its teacher."""
     teacher = stage.algorithm.requirements.teacher

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmgym.algorithms.pairs import Pairs
 from lmgym.algorithms.requirements import ServedTeacher
-from lmgym.config.schema import Config, Stage
+from lmgym.config.schema import Config, Stage, is_played
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.functional.truncation import packed_bytes
@@ -19,35 +18,32 @@ from lmgym.inference.base import Sampling
 from lmgym.inference.completions import check_memory
 from lmgym.inference.served_teacher import EndpointTeacher
 from lmgym.models.builtin import is_builtin
-from lmgym.models.load import PolicySection, check_start_token, load_tokenizer, read_model_info
+from lmgym.models.load import ModelInfo, PolicySection, check_start_token, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import as_reward_model
-from lmgym.rollouts.given_answers import check_labelled
+from lmgym.rollouts.sources import Own
 from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids
 from lmgym.text.control import control_tokens
-from lmgym.training.planning.lengths import check_lengths, given_answers
+from lmgym.training.planning.lengths import check_lengths
 from lmgym.training.run import Data
 from lmgym.types import Example, Message
 
 
-def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
+def check_model(config: Config, examples: Sequence[Sequence[Example]], facts: ModelInfo) -> None:
     """Raise LmgymError if the recipe and its examples (by stage) do not fit the model's configuration and tokenizer."""
-    facts = read_model_info(config.policy)
-    if config.policy.context_start_token is not None:
-        words = load_tokenizer(config.policy) if facts.encoder_decoder else None
-        check_start_token(config.policy, facts.encoder_decoder, words, facts.vocabulary)
+    check_start_token(config.policy, facts.encoder_decoder, facts.tokenizer, facts.vocabulary)
     for stage in config.stages:
         stage.algorithm.check_vocabulary(facts.vocabulary)
         if facts.vocabulary:
             check_sampling(config, stage, facts.vocabulary)
         if (teacher := stage.algorithm.requirements.teacher) and teacher not in OWN_TEACHERS:
-            check_teacher(config.policy, teacher)
+            check_teacher(config.policy, facts, teacher)
         if (served := stage.algorithm.requirements.served_teacher) is not None:
-            check_served_teacher(config.policy, served, facts.encoder_decoder, facts.vocabulary)
+            check_served_teacher(config.policy, facts, served)
     check_cut(config)
     chat = next((e for own in examples for e in first_of(own) if not isinstance(e.prompt, str)), None)
-    if facts.encoder_decoder and chat is not None and not load_tokenizer(config.policy).chat_template:
+    if facts.encoder_decoder and chat is not None and not facts.tokenizer.chat_template:
         raise LmgymError(
             f"example '{chat.id}' is a chat of several messages, and {config.policy.model} is an encoder-decoder "
             "without a chat template; take a task of plain prompts (prompt_prefix in place of system_prompt), or a "
@@ -58,11 +54,11 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]]) -> None:
 def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], None]) -> None:
     """Raise LmgymError, naming the example, if a prompt or reference is too long. `say` is told how many are cut."""
     stages = [(stage, first_of(examples)) for stage, examples in zip(config.stages, data.training, strict=True)]
-    if (makes := config.stages[-1].algorithm.requirements.makes) != "policy":
-        as_reward_model(policy, makes)  # raises where there is no such model
+    if not (required := config.stages[-1].algorithm.requirements).makes_policy:
+        as_reward_model(policy, required.makes)  # raises where there is no such model
     for stage, examples in stages:
-        check_pairs(stage, examples, data)
-        check_steps(stage, examples, data)
+        name = registry.name_of("algorithm", type(stage.algorithm))
+        stage.source.check_data(Own(examples, stage.name, name), data.held_out)
     for stage in config.stages:
         for sampling in (stage.sampling, config.evaluation.decoding(stage.sampling)):
             check_new_tokens(sampling, policy)
@@ -77,34 +73,6 @@ def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], N
     for stage, examples in stages:
         for own in (examples, *data.held_out.values()):
             check_lengths(own, config, stage, policy)
-
-
-def check_pairs(stage: Stage, examples: Sequence[Example], data: Data) -> None:
-    """Raise LmgymError if a stage that learns from pairs has none, or a reward model has none to be measured on."""
-    required = stage.algorithm.requirements
-    if required.answers != "rated" or not isinstance(stage.algorithm, Pairs):
-        return
-    asked = {f"the data of stage '{stage.name}'": examples}
-    if required.makes == "reward_model":
-        asked |= {f"the evaluation's split '{split}'": held_out for split, held_out in data.held_out.items()}
-    for where, own in asked.items():
-        unrated = required.makes == "policy" and not any(example.rated for example in own)  # `rated_answers` says so
-        if not unrated and not any(len({answer.rating for answer in example.rated}) > 1 for example in own):
-            raise LmgymError(
-                f"{where} has no example with two answers of different ratings, and "
-                f"{registry.name_of('algorithm', type(stage.algorithm))} learns from such pairs; kto learns from "
-                "answers that are good or bad alone"
-            )
-
-
-def check_steps(stage: Stage, examples: Sequence[Example], data: Data) -> None:
-    """Raise LmgymError, naming the example, if a stage that learns from labelled steps cannot learn from all of its
-    examples, or cannot be measured on those of an evaluation."""
-    required = stage.algorithm.requirements
-    if required.answers == "steps":
-        for own in (examples, *data.held_out.values()):
-            for example in own:
-                check_labelled(example, required.separator)
 
 
 def check_new_tokens(sampling: Sampling, policy: Policy) -> None:
@@ -135,7 +103,7 @@ def check_sampling(config: Config, stage: Stage, vocabulary: int) -> None:
 
 def kept_bytes(stage: Stage, vocabulary: int) -> int:
     """Most bytes that the kept sets of a step take, if each prompt is drawn once and answered in one turn."""
-    if stage.algorithm.requirements.answers != "policy":
+    if not stage.source.samples:
         return 0
     restricted = stage.algorithm.restriction is not None
     each = packed_bytes(vocabulary) if restricted else stage.sampling.kept_bytes(vocabulary)
@@ -152,38 +120,36 @@ def teacher_section(section: PolicySection, name: str) -> PolicySection:
     return replace(own, tokenizer=section.tokenizer if is_builtin(name) else None)
 
 
-def check_teacher(section: PolicySection, name: str) -> None:
+def check_teacher(section: PolicySection, facts: ModelInfo, name: str) -> None:
     """Raise LmgymError if the teacher cannot score the policy's tokens."""
-    teacher = teacher_section(section, name)
-    if read_model_info(teacher).encoder_decoder != read_model_info(section).encoder_decoder:
+    teacher = read_model_info(teacher_section(section, name))
+    if teacher.encoder_decoder != facts.encoder_decoder:
         raise LmgymError(f"algorithm.teacher: {name} and the policy must both be causal, or both encoder-decoders")
-    if load_tokenizer(teacher).get_vocab() != load_tokenizer(section).get_vocab():
+    if teacher.tokenizer.get_vocab() != facts.tokenizer.get_vocab():
         raise LmgymError(
             f"algorithm.teacher: {name} has another tokenizer than the policy, so it cannot score the policy's tokens"
         )
 
 
-def check_served_teacher(
-    section: PolicySection, served: ServedTeacher, encoder_decoder: bool, vocabulary: int | None
-) -> None:
+def check_served_teacher(section: PolicySection, facts: ModelInfo, served: ServedTeacher) -> None:
     """Raise LmgymError if the teacher's server cannot be asked, or cannot score the policy's tokens."""
-    if encoder_decoder:
+    if facts.encoder_decoder:
         raise LmgymError(
             f"algorithm.teacher is an address, where a causal model reads prompt and answer as one, and "
             f"{section.model} is an encoder-decoder; name a model of its type"
         )
-    if vocabulary and served.top_k > vocabulary:
+    if facts.vocabulary and served.top_k > facts.vocabulary:
         raise LmgymError(
-            f"algorithm.top_k is {served.top_k}, and the policy's vocabulary has {vocabulary} tokens; lower it"
+            f"algorithm.top_k is {served.top_k}, and the policy's vocabulary has {facts.vocabulary} tokens; lower it"
         )
-    EndpointTeacher(served, vocabulary or sys.maxsize).reach(load_tokenizer(section))
+    EndpointTeacher(served, facts.vocabulary or sys.maxsize).reach(facts.tokenizer)
 
 
 def check_cut(config: Config) -> None:
     """Raise LmgymError if `policy.max_prompt_tokens` would cut prompts that an environment writes."""
     section = config.policy
-    sections = [stage.env for stage in config.stages] + [config.evaluation.env or {"name": "single_turn"}]
-    other = next((env["name"] for env in sections if env["name"] != "single_turn"), None)
+    sections = [stage.env for stage in config.stages] + [config.evaluation.env or config.stages[-1].env]
+    other = next((env["name"] for env in sections if is_played(env)), None)
     if section.cut is not None and other is not None:
         raise LmgymError(
             f"policy.max_prompt_tokens cuts the prompts of a task, and those of environment '{other}' are its own; "
@@ -240,13 +206,12 @@ def cut_references(examples: Sequence[Example], stage: Stage, section: PolicySec
 
     Example: "12 of 500 references are longer than policy.max_reference_tokens (64); these lose their end"
     """
-    what = "rated answers" if stage.algorithm.requirements.answers == "rated" else "references"
-    limit = section.max_reference_tokens
-    texts = [text for example in examples for text in given_answers(example, stage)]
+    limit, source = section.max_reference_tokens, stage.source
+    texts = [text for example in examples for text in source.texts(example)]
     if limit is None or not texts:
         return ""
     longer = sum(len(decoder_answer_ids(policy.tokenizer, text)) > limit for text in texts)
     return (
-        f"{longer:,} of {len(texts):,} {what} are longer than policy.max_reference_tokens ({limit}); these lose "
+        f"{longer:,} of {len(texts):,} {source.many} are longer than policy.max_reference_tokens ({limit}); these lose "
         "their end"
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, collate
 from lmgym.config.schema import Config, Stage
@@ -85,8 +86,7 @@ def measure_passes(stage: Stage, policy: Policy, episodes: Sequence[Episode]) ->
     """The seconds of a pass over these answers without gradient, and of one with a backward pass. The policy is left as
     it was. Raises LmgymError if the model cannot read them: training on them would fail too."""
     played = [episode for episode in episodes if episode.turns and not episode.error]
-    sampled = stage.algorithm.requirements.answers == "policy"
-    temperature = stage.sampling.temperature if sampled else 1.0
+    temperature = stage.sampling.temperature if stage.source.samples else 1.0
     batch = collate(played, policy.pad_id, temperature, sorted({*policy.stop_ids, *stage.sampling.stop_ids}))
     batch = prepare(batch, policy, {}, Supervised())  # it wants no pass of its own
     _check_lengths(policy, batch)
@@ -131,15 +131,14 @@ def time_sentence(stage: Stage, measured: Measured, sampling: float, learning: f
 
     Example: "a step takes about 1.9 s: 1.2 s sampling, 0.7 s scoring and update (from 64 answers; a step has 256)"
     """
-    rollout, what = f"{rounded(sampling)} sampling, ", "answers"
-    if stage.algorithm.requirements.answers != "policy":
-        rollout, what = "", "references" if stage.algorithm.requirements.answers == "references" else "examples"
+    rollout = f"{rounded(sampling)} sampling, " if stage.source.samples else ""
     driver = stage.algorithm.driver
-    counted = "" if driver == "first_order" else f", of which {driver} makes more passes than are counted"
+    counted = "" if driver == Algorithm.driver else f", of which {driver} makes more passes than are counted"
     beside = ", without the exchange between ranks" if ranks > 1 else ""
     return (
         f"a step takes about {rounded(sampling + learning)}{beside}: {rollout}{rounded(learning)} scoring and update"
-        f"{counted} (from {measured.answers} {what}; a step has {stage.prompts_per_step * stage.algorithm.group_size})"
+        f"{counted} (from {measured.answers} {stage.source.counted}; a step has "
+        f"{stage.prompts_per_step * stage.algorithm.group_size})"
     )
 
 

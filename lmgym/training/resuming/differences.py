@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.build import build_config
-from lmgym.config.redacted import redacted
+from lmgym.core.redacted import redacted
 from lmgym.training.resuming.contents import texts_of
 from lmgym.training.resuming.fingerprint import Fingerprint, plain_recipe
 from lmgym.training.resuming.read_changes import Read, compare_read, without_places
@@ -84,7 +84,8 @@ def _compare_keys(
     keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
     # Of another algorithm or environment the name is enough: its fields are others anyway.
     renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
-    curved = (now.get("optimizer") or {}).get("schedule", "constant") != "constant"
+    optimizer = now.get("optimizer") or {}
+    curved = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_ratio") is not None
     for key in keys:
         if not key.startswith(renamed) or key.endswith(".name"):
             # A longer curve has other learning rates from here on; a last step has sampled nothing ahead.

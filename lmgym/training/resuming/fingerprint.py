@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from lmgym.config.build import resolved
-from lmgym.config.redacted import redacted
 from lmgym.config.schema import Config
+from lmgym.core.redacted import redacted
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models import lora
 from lmgym.models.policy import Policy

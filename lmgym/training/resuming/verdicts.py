@@ -1,51 +1,18 @@
-"""What may change when a run is resumed: one table, `MAY_CHANGE`, and the differences that were found.
+"""What may change when a run is resumed (the fields of a recipe's sections say it, in their metadata), and the
+differences that were found.
 
 docs/run_folder.md explains it; a table in docs/reliability.md has what follows of each change."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from lmgym.config.build import section_of
+from lmgym.config.schema import STAGE_KEYS, Config, Stage
+from lmgym.core.validation import field_hints
 from lmgym.training.run import Progress
 
 FREE, RECORDED, REFUSED = "free", "recorded", "refused"
-MAY_CHANGE = {  # a key of a recipe, or a section: those of a stage without the stage's name; the longest match counts
-    "threads": FREE,  # what comes of it is in "machine"
-    "checkpoint": FREE,
-    "logs": FREE,
-    "distributed": FREE,
-    "evaluation": FREE,
-    "reward_timeout": FREE,
-    "policy.device": FREE,  # as threads
-    "policy.compute": FREE,  # as threads
-    "steps": FREE,  # RECORDED with a learning rate that depends on it
-    "early_stop": FREE,
-    "env.seconds": FREE,
-    "env.workers": FREE,
-    "plugins": RECORDED,
-    "callbacks": FREE,
-    "engine": RECORDED,
-    "engine.name": FREE,  # the units in "machine" make the bits
-    "engine.unit": FREE,  # as threads
-    "engine.threads": FREE,  # as threads
-    "engine.workers": FREE,
-    "engine.address": FREE,
-    "engine.seconds": FREE,
-    "engine.cache_gib": FREE,
-    "engine.gap_at_load": FREE,
-    "engine.gap_warning": FREE,
-    "engine.gap_error": FREE,
-    "policy.tokens_per_forward": RECORDED,
-    "policy.activation_checkpointing": RECORDED,
-    "policy.path": RECORDED,
-    "policy.attention": RECORDED,
-    "policy.products": RECORDED,
-    "optimizer": RECORDED,
-    "optimizer.name": REFUSED,
-    "rewards": RECORDED,
-    "sampling": RECORDED,
-    "max_draws": RECORDED,
-}
 
 
 @dataclass
@@ -74,10 +41,18 @@ class Differences:
 
 
 def verdict_of(key: str) -> str:
-    """What a changed key leads to: what the table says of it, or of the section that it is in."""
-    parts = key.split(".")
-    known = (MAY_CHANGE.get(".".join(parts[:end])) for end in range(len(parts), 0, -1))
-    return next((verdict for verdict in known if verdict is not None), REFUSED)
+    """What a changed key leads to (those of a stage have no stage's name): what its field says, or else that of the
+    section that it is in. Example: verdict_of("optimizer.learning_rate") -> "recorded" """
+    parts, verdict = key.split("."), REFUSED
+    section: Any = Stage if parts[0] in STAGE_KEYS else Config
+    for part, rest in zip(parts, [*parts[1:], ""], strict=True):
+        own = {one.name: one for one in fields(section)}.get(part) if section is not None else None
+        if own is None:
+            return verdict
+        known = own.metadata.get("keys", {}).get(rest, own.metadata)
+        verdict = known.get("resumed", verdict)
+        section = section_of(field_hints(section).get(part))
+    return verdict
 
 
 def _short(value: Any) -> str:

@@ -1,0 +1,156 @@
+"""The engines that a recipe can name. `EngineKind` says what an engine supports and opens it; nobody asks for its name.
+
+A further engine is a file with a subclass, registered under its name.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Gt
+
+from lmgym.core import registry
+from lmgym.core.constraints import FINITE, PositiveFloat, PositiveInt, Rule
+from lmgym.core.errors import LmgymError
+from lmgym.core.validation import FREE, Section
+from lmgym.distributed.ranks import ALONE, Ranks
+from lmgym.inference.base import Engine
+from lmgym.models.policy import Policy
+
+Gap = Annotated[float, Gt(0), FINITE, Rule("it must be a number of nats above 0")]
+Seconds = Annotated[float, Gt(0), FINITE, Rule("it must be above 0 seconds")]
+
+
+@dataclass(kw_only=True)
+class EngineSection(Section):
+    """The `engine:` section."""
+
+    section = "engine"
+
+    name: str = field(default="sampler", metadata=FREE)  # the units in machine.json make the bits
+    """sampler: in the training process; pool: in processes of their own, which Ray places; needs lmgym[ray]; vllm: by
+    vLLM, in the training process or on servers that run already (docs/engines.md)."""
+    rows: PositiveInt = 256
+    """Answers that are decoded side by side."""
+    unit: PositiveInt | None = field(default=None, metadata=FREE)  # as `threads` of a recipe
+    """Answers that are computed together, as one unit of a rollout: the bits depend on it, and not on who computes it.
+    Default: the whole rollout; with a pool, one unit for each generator, chosen when the run begins."""
+    workers: PositiveInt | None = field(default=None, metadata=FREE)
+    """Generators of a pool. Default: 2."""
+    threads: PositiveInt | None = field(default=None, metadata=FREE)
+    """CPU threads of each generator of a pool. Default: the run's threads, shared out; chosen when the run begins."""
+    address: str | None = field(default=None, metadata=FREE)
+    """Address of a Ray cluster, as "10.0.0.1:6379" or "auto"; without it Ray is started on this machine. Of vLLM
+    servers: "http://127.0.0.1:8000", several separated by commas; without it vLLM runs in the training process."""
+    seconds: Seconds | None = field(default=None, metadata=FREE)
+    """Longest time that a generator of a pool may take for a unit; then another one takes its place. Of vLLM the
+    longest time for one answer. Default: 600."""
+    cache_gib: PositiveFloat | None = field(default=None, metadata=FREE)
+    """GiB for the keys and values of vLLM in the training process. Default: 1."""
+    ahead: Literal[0, 1] = 0
+    """1: while a step updates the policy, a pool samples the next step's answers, with the weights before that update.
+    The algorithm must weigh answers of older weights (grpo: correction)."""
+    captured: bool = False
+    """Decoding steps of fixed shapes, which CUDA graphs replay; not measured on a GPU yet."""
+    gap_at_load: Gap | None = field(default=None, metadata=FREE)
+    """Nats per token that sampled and scored log-probabilities may differ from the model's own forward pass, on
+    average, when it proves itself before training. Default: what the precision explains (docs/models.md)."""
+    gap_warning: Gap | None = field(default=None, metadata=FREE)
+    """Warn if sampled and trained log-probabilities differ by more nats per token, on average over a step. Default:
+    what the precision explains, from 0.001 to 0.1."""
+    gap_error: Gap | None = field(default=None, metadata=FREE)
+    """End the run if they differ by more. Default: ten times gap_warning."""
+
+    @property
+    def kind(self) -> "EngineKind":
+        """What the engine of this name supports."""
+        kind: EngineKind = registry.get("engine", self.name)()
+        return kind
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gap_error is not None and self.gap_error < (self.gap_warning or 0.0):
+            raise LmgymError(
+                f"engine.gap_error is {self.gap_error}, below engine.gap_warning ({self.gap_warning}); make it larger"
+            )
+        for key in ("workers", "threads", "address", "seconds", "cache_gib"):
+            if getattr(self, key) is not None and key not in self.kind.reads:
+                readers = [name for name in registry.names("engine") if key in registry.get("engine", name).reads]
+                raise LmgymError(
+                    f"engine.{key} is for another engine; write engine.name: {' or '.join(readers)}, or remove it"
+                )
+        if self.ahead and self.kind.shares_weights:
+            raise LmgymError(
+                f"engine.ahead: the {self.name} reads the weights that the update changes; write name: pool"
+            )
+        self.kind.check(self)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how an engine is opened: the run's own choices (machine.json), its folder, and who trains with it.
+
+    `canary` is the largest gap between sampled and scored log-probabilities, in nats a token; `corrected` says that all
+    algorithms weigh answers that were sampled with other log-probabilities.
+
+    Example: Place(Path("runs/a"), warn, unit=64, threads=1)
+    """
+
+    folder: Path
+    warn: Callable[[str], None]
+    unit: int | None = None
+    threads: int | None = None
+    ranks: Ranks = ALONE
+    canary: float = 0.01
+    corrected: bool = True
+
+
+class EngineKind:
+    """What an engine supports, which keys of `engine:` it reads, and how it is opened. What a subclass leaves out is
+    that of an engine elsewhere.
+
+    Example: EngineSection(name="pool").kind.shares_weights is False
+    """
+
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """Of workers, threads, address, seconds and cache_gib."""
+    seeded: ClassVar[bool] = True
+    """Random numbers are a function of the run's seed, so that a second run is the same."""
+    shares_weights: ClassVar[bool] = False
+    """It samples with the policy's own weights in the training process: packed ones too, and beside frozen models."""
+    parts: ClassVar[bool] = True
+    """Each rank may hold a part of the weights (`distributed.sharding`)."""
+    any_kept_set: ClassVar[bool] = True
+    """The sets that tokens were drawn from come back whatever their size (top_p, min_p)."""
+
+    def check(self, section: EngineSection) -> None:
+        """Raise LmgymError for keys that do not go together."""
+
+    def check_installed(self, section: EngineSection) -> None:
+        """Raise LmgymError if a library is missing."""
+
+    def units(
+        self,
+        section: EngineSection,
+        unit: int | None,
+        threads: int | None,
+        of_run: int,
+        steps: Iterable[tuple[int, int]],
+    ) -> tuple[int | None, int | None]:
+        """The answers of a unit and the threads of a generator, where neither recipe nor run has chosen them: `of_run`
+        are the run's threads, `steps` the prompts and the group size of each stage."""
+        return unit, threads
+
+    def sentence(self, section: EngineSection, unit: int | None, threads: int | None) -> str:
+        """Where and how a run samples its answers."""
+        raise NotImplementedError(f"{type(self).__name__} has no sentence()")
+
+    def open(self, section: EngineSection, policy: Policy, place: Place) -> Engine[Policy]:
+        """The engine of a run. Raises LmgymError if it cannot be had."""
+        raise NotImplementedError(f"{type(self).__name__} has no open()")
+
+
+def unit_sentence(unit: int | None) -> str:
+    """Example: unit_sentence(64) -> "units of 64 answers" """
+    return "a whole rollout" if unit is None else f"units of {unit} answers"
