@@ -159,8 +159,7 @@ def _lines(node: Any, prefix: str) -> Iterator[tuple[str, int]]:
 
 
 def _shell(text: str, path: Path, first: int = 1, examples: bool = False) -> Settings:
-    """Keys of the command of a script that has the most of them (of `examples`: of the first): a.b=v, --flag v, --config
-    FILE."""
+    """Keys of the command that has the most of them, or of the first of `examples`: a.b=v, --flag v, --config FILE."""
     script = Script(text, first=first)
     found = [settings for words in script.commands if len((settings := _command(words)).given) > 0]
     several = [one for one in found if len(one.given) > 3][:1] if examples else []
@@ -182,7 +181,8 @@ def _command(words: list[Word]) -> Settings:
     """What one command says. Flags of the launcher, such as --nproc_per_node, are keys like others."""
     at = next((n for n, word in enumerate(words) if PROGRAM.fullmatch(word.text)), 0)
     settings = Settings(program=" ".join(word.text for word in words[at : at + 2]))
-    flag, values = None, []
+    flag: Word | None = None
+    values: list[str] = []
     for place, (text, line) in enumerate([*words, Word("--", 0)]):
         hydra = HYDRA.fullmatch(text)
         if text.startswith("--") or hydra or place == at:
@@ -211,7 +211,8 @@ def _python(text: str, path: Path) -> Settings:
     """Keywords of the calls of a script that matter; where it reads its command line, those of the command in its
     docstring."""
     tree = ast.parse(text)
-    settings, names = Settings(program=path.stem), {}
+    settings = Settings(program=path.stem)
+    names: dict[str, Any] = {}
     nodes = sorted((node for node in ast.walk(tree) if hasattr(node, "lineno")), key=lambda node: node.lineno)
     for node in nodes:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
