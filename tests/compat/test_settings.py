@@ -250,6 +250,7 @@ def test_batches_of_trl(each: int, devices: int, accumulated: int, size: int, ti
         ("run --x 'a # b' c#d", ["a # b", "c#d"]),
         ('export A="it\'s"; run --x $A', ["it's"]),
         ("cat <<EOF\nrun --x no\nEOF\nrun --x yes", ["yes"]),
+        ("run --x 1\nA=((" + " # a (b\n" * 60, ["1"]),  # never closed, which took a regular expression forever
         ("A='\\n'\nrun --x \"$A\"", ["\\n"]),
     ],
 )
