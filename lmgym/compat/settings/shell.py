@@ -15,7 +15,7 @@ KEYWORDS = {"then", "do", "else", "export", "readonly", "local", "declare", "{",
 DEPTH = {"if": 1, "case": 1, "for": 1, "while": 1, "until": 1, "fi": -1, "esac": -1, "done": -1}
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 PLAIN = r"[^()\#]|(?<=\s)\#[^\n]*|(?<!\s)\#"  # inside of parentheses, comments too
-PARENTHESES = rf"\((?:{PLAIN}|\((?:{PLAIN}|\((?:{PLAIN}|\((?:{PLAIN})*+\))*+\))*+\))*+\)"  # *+: never tried in another way
+PARENTHESES = rf"\((?:{PLAIN}|\((?:{PLAIN}|\((?:{PLAIN}|\((?:{PLAIN})*+\))*+\))*+\))*+\)"  # *+: never retried
 BRACES = r"\{(?:[^{}]|\{[^{}]*+\})*+\}"
 TOKEN = re.compile(
     rf"""(?P<blank>[ \t\r]|\\\n|(?<!\S)\#[^\n]*)|(?P<heredoc><<-?[ ]*['"]?(?P<mark>\w+)['"]?)|(?P<end>[\n;&|])
