@@ -33,6 +33,7 @@ EPILOG = """examples:
   lmgym view runs/quickstart                                      a page: curves, groups of answers, tokens
   lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
   lmgym export runs/quickstart --to model                         the model with its tokenizer and a model card
+  lmgym convert verl run.sh > my.yaml                             so for trl, open-r1, openrlhf, nemo-rl
   lmgym convert rl4lms gpt2_ppo.yml > gpt2_ppo.yaml               RL4LMs' file as a recipe (train takes it too)
   lmgym list reward --json
   lmgym schema > recipe.schema.json                               for your editor, with --plugin for names of your own

@@ -17,14 +17,19 @@ import yaml
 
 import lmgym
 from lmgym import load_config
+from lmgym.compat.settings.files import converted
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.parts import Part, part_name
 from tests import runs
 
 DOCS = runs.ROOT / "docs"
-GUIDES = ["from_trl", "from_verl", "from_verifiers", "choosing", "troubleshooting", "faq", "glossary"]
+GUIDES = [
+    *("from_trl", "from_verl", "from_open_r1", "from_openrlhf", "from_verifiers"),
+    *("choosing", "troubleshooting", "faq", "glossary"),
+]
 FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
+CONVERTED = re.compile(r"<!-- converted: (\S+) (\S+)(?: --devices (\d+))? -->\n```yaml\n(.*?)\n```", re.DOTALL)
 CODE = re.compile(r"`([^`]+)`")
 
 
@@ -166,3 +171,13 @@ def test_the_recipe_of_a_guide_loads_with_its_files(name: str, tmp_path: Path, m
         for stage in config.stages:
             for reward in stage.rewards:
                 registry.load_attribute(reward, "reward") if ":" in reward else registry.get("reward", reward)
+
+
+@pytest.mark.parametrize("name", ["from_trl", "from_verl", "from_open_r1", "from_openrlhf"])
+def test_the_command_of_a_guide_prints_what_the_page_shows(name: str, tmp_path: Path) -> None:
+    for file, text in FILE.findall(page(name)):
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    shown = CONVERTED.findall(page(name))
+    assert shown and page(name).split("\n")[2].startswith("    lmgym convert ")
+    for system, file, devices, text in shown:
+        assert converted(system, tmp_path / file, int(devices) if devices else None)[0] == f"{text}\n"

@@ -1,0 +1,437 @@
+"""Configurations of TRL, open-r1, verl, OpenRLHF and NeMo RL: read as text, every key taken over or named."""
+
+import json
+import random
+import re
+from dataclasses import fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmgym.cli.main import main
+from lmgym.compat.settings.files import SYSTEMS, TABLES, converted
+from lmgym.compat.settings.read import Code, read, scalar
+from lmgym.compat.settings.recipe import HOW
+from lmgym.compat.settings.shell import Script
+from lmgym.config.schema import Config, Stage
+from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from tests.runs import records
+
+TRL = """
+from my_rewards import close as far
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import accuracy_reward
+LENGTH = 512
+SYSTEM = "Think " "first."
+
+
+def close(completions, answer, **kwargs):
+    return [0.0 for _ in completions]
+
+
+def as_chat(row):
+    return {"prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": row["problem"]}]}
+
+
+data = load_dataset("org/problems", split="train[:5%]").map(as_chat)
+args = GRPOConfig(
+    output_dir="out", learning_rate=2e-6, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+    num_generations=4, max_completion_length=LENGTH, loss_type="dr_grpo", scale_rewards=False, max_steps=40,
+    steps_per_generation=4, epsilon_high=0.3, warmup_ratio=0.1, optim="adamw_8bit", sync_ref_model=True,
+)
+trainer = GRPOTrainer(model="org/model", args=args, train_dataset=data, reward_funcs=[close, far, accuracy_reward])
+"""
+OPEN_R1 = """
+model_name_or_path: org/model
+dataset_name: org/problems
+dataset_prompt_column: problem
+system_prompt: Answer briefly.
+lr_scheduler_type: cosine_with_min_lr
+lr_scheduler_kwargs: {min_lr_rate: 0.1}
+num_train_epochs: 2
+num_generations: 8
+per_device_train_batch_size: 16
+gradient_accumulation_steps: 4
+reward_funcs: [accuracy, tag_count]
+reward_weights: [1.0, 0.5]
+"""
+VERL = """#!/bin/bash
+n=8
+prompt=$((1024 * 2))   # tokens
+FILES=(
+    data.train_files="['$HOME/a/train.parquet', '$HOME/b/train.parquet']"
+    # not this: data.train_files=old.parquet
+    data.val_files=$HOME/a/test.parquet
+)
+MODEL=${MODEL:-"${HOME}/models/Qwen2.5-7B"}
+if [ "$#" -gt 1 ]; then
+    n=5
+fi
+python3 -m verl.trainer.main_ppo "${FILES[@]}" \\
+    algorithm.adv_estimator=grpo \\
+    data.train_batch_size=512 data.max_prompt_length=${prompt} data.max_response_length=1024 \\
+    actor_rollout_ref.model.path="${MODEL}" \\
+    actor_rollout_ref.rollout.n=$n \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=128 \\
+    actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=mse \\
+    actor_rollout_ref.actor.clip_ratio_high=0.28 \\
+    +reward_model.reward_kwargs.overlong_buffer_cfg.enable=True \\
+    +reward_model.reward_kwargs.overlong_buffer_cfg.len=256 \\
+    custom_reward_function.path=scores/mine.py custom_reward_function.name=score \\
+    trainer.n_gpus_per_node=8 trainer.total_epochs=15 trainer.new_key=3 $@
+"""
+OPENRLHF = """
+read -r -d '' command <<EOF
+openrlhf.cli.train_ppo_ray \\
+   --pretrain org/model \\
+   --remote_rm_url /here/reward_func.py \\
+   --advantage_estimator group_norm \\
+   --n_samples_per_prompt 8 --rollout_batch_size 128 --train_batch_size 256 \\
+   --eps_clip_low_high 0.2 0.27 \\
+   --init_kl_coef 1e-3 --use_kl_loss --kl_estimator k3 \\
+   --prompt_data org/prompts --input_key question --label_key answer --apply_chat_template \\
+   --generate_max_len 512 --num_episodes 2
+EOF
+deepspeed --module $command
+"""
+NEMO_BASE = """
+grpo:
+  num_prompts_per_step: 32
+  num_generations_per_prompt: 16
+  max_num_steps: 1000000
+  max_num_epochs: 1
+  normalize_rewards: true
+  use_leave_one_out_baseline: true
+policy:
+  model_name: org/base
+  max_total_sequence_length: 512
+  train_global_batch_size: 512
+  generation: {max_new_tokens: "${policy.max_total_sequence_length}", temperature: 1.0}
+  scheduler:
+    - name: torch.optim.lr_scheduler.LinearLR
+      kwargs: {total_iters: 50}
+loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.2, reference_policy_kl_penalty: 0.0}
+data: {train: {dataset_name: DeepScaler}, default: {env_name: math}}
+"""
+NEMO = """
+defaults: base.yaml
+grpo: {num_prompts_per_step: 128, num_generations_per_prompt: 8, max_num_steps: 500}
+policy: {train_global_batch_size: 256}
+"""
+FILES = {
+    "trl": ("grpo.py", TRL),
+    "open-r1": ("config.yaml", OPEN_R1),
+    "verl": ("run.sh", VERL),
+    "openrlhf": ("train.sh", OPENRLHF),
+    "nemo-rl": ("run.yaml", NEMO),
+}
+
+
+def write(folder: Path, system: str, text: str | None = None) -> Path:
+    (folder / "base.yaml").write_text(NEMO_BASE)
+    name, usual = FILES[system]
+    (folder / name).write_text(usual if text is None else text)
+    return folder / name
+
+
+def recipe(folder: Path, system: str, text: str | None = None, devices: int | None = None) -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load(converted(system, write(folder, system, text), devices)[0])
+    return tree
+
+
+def test_trl_script(tmp_path: Path) -> None:
+    text, obstacles = converted("trl", write(tmp_path, "trl"), devices=8)
+    tree = yaml.safe_load(text)
+    assert tree["policy"] == {"model": "org/model", "activation_checkpointing": True}
+    assert tree["algorithm"] == {
+        "name": "grpo", "group_size": 4, "surrogate": {"high": 0.3}, "credit": {"scale": "none"}, "reduction": "limit",
+        "minibatches": 2,
+    }  # fmt: skip
+    # 4 a device, 8 devices, 4 steps per generation are 128 answers, 4 of a prompt; 40 updates are 20 steps of 2.
+    assert (tree["prompts_per_step"], tree["steps"]) == (32, 20)
+    assert tree["optimizer"] == {
+        "schedule": "linear", "weight_decay": 0.0, "learning_rate": 2e-6, "warmup_ratio": 0.1
+    }  # fmt: skip
+    assert tree["task"] == {
+        "name": "data", "hub_id": "org/problems", "splits": {"train": "train[:5%]"}, "prompt": "problem",
+        "prompts": "chat", "references": None, "system_prompt": "Think first.",
+    }  # fmt: skip
+    assert tree["rewards"] == {"grpo_rewards:close": 1.0, "my_rewards:close": 1.0, "trl.rewards:accuracy_reward": 1.0}
+    assert any(one.startswith("close: copy it (line 10)") for one in obstacles)
+    assert "sync_ref_model = True (line 22): the reference stays as it is" in text
+    assert re.search(r"\n  max_new_tokens: 512 +# max_completion_length, line 21\n", text)
+
+
+def test_open_r1_yaml(tmp_path: Path) -> None:
+    tree = recipe(tmp_path, "open-r1", devices=8)
+    assert (tree["prompts_per_step"], tree["epochs"]) == (16 * 8 * 4 // 8, 2)
+    assert tree["rewards"] == {"open_r1.rewards:accuracy_reward": 1.0, "open_r1.rewards:tag_count_reward": 0.5}
+    assert tree["optimizer"]["schedule"] == "cosine" and tree["optimizer"]["final_fraction"] == 0.1
+    assert tree["algorithm"]["credit"] == {"scale": "group"} and tree["algorithm"]["surrogate"] == {"high": 0.2}
+    assert tree["task"]["prompt"] == "problem" and tree["task"]["prompts"] == "chat"
+
+
+def test_verl_overrides(tmp_path: Path) -> None:
+    text, obstacles = converted("verl", write(tmp_path, "verl"))
+    tree = yaml.safe_load(text)
+    assert obstacles == []
+    assert tree["policy"] == {"model": "~/models/Qwen2.5-7B", "activation_checkpointing": True}
+    assert tree["task"]["path"] == ["~/a/train.parquet", "~/b/train.parquet"]
+    assert tree["task"]["test_path"] == "~/a/test.parquet"
+    assert tree["algorithm"] == {
+        "name": "grpo", "group_size": 5, "epochs": 1, "surrogate": {"high": 0.28, "dual": 3.0},
+        "credit": {"scale": "group"}, "minibatches": 4, "kl_coefficient": 0.001, "kl_in": "loss", "kl_estimator": "k2",
+    }  # fmt: skip
+    assert tree["rewards"] == {"overlong": {"buffer": 256, "weight": 1.0, "max_tokens": 1024}, "mine:score": 1.0}
+    assert (tree["prompts_per_step"], tree["epochs"], tree["checkpoint"]["every"]) == (512, 15, 0)
+    assert "n depends on a condition of the script; read as '5'" in text
+    assert "trainer.new_key" in text and "data.max_prompt_length = 2048" in text
+    assert "data.train_files, line 5" in text
+
+
+def test_openrlhf_flags(tmp_path: Path) -> None:
+    tree = recipe(tmp_path, "openrlhf")
+    assert tree["algorithm"] == {
+        "name": "grpo", "credit": {"scale": "group"}, "group_size": 8, "epochs": 1, "kl_coefficient": 1e-3,
+        "surrogate": {"low": 0.2, "high": 0.27}, "kl_in": "loss", "minibatches": 4,
+    }  # fmt: skip
+    assert tree["rewards"] == {"reward_func:reward_func": 1.0}
+    assert tree["task"]["prompt"] == "question" and tree["task"]["references"] == "answer"
+    assert tree["task"]["prompts"] == "chat" and tree["task"]["hub_id"] == "org/prompts"
+    assert (tree["prompts_per_step"], tree["epochs"], tree["optimizer"]["betas"]) == (128, 2, [0.9, 0.95])
+
+
+def test_nemo_rl_over_a_base_file(tmp_path: Path) -> None:
+    text, _ = converted("nemo-rl", write(tmp_path, "nemo-rl"))
+    tree = yaml.safe_load(text)
+    assert tree["policy"] == {"model": "org/base"} and tree["optimizer"] == {"warmup": 50}
+    assert tree["algorithm"]["minibatches"] == 128 * 8 // 256 and tree["steps"] == 500
+    assert tree["sampling"] == {"max_new_tokens": 512, "temperature": 1.0}
+    assert tree["rewards"] == {"math_equal": 1.0} and tree["task"]["references"] == "answer"
+    assert "use_leave_one_out_baseline = True (line 8 of base.yaml): the mean of the whole group here" in text
+
+
+@given(st.integers(1, 32), st.integers(1, 16), st.integers(1, 8), st.sampled_from([2, 4, 8, 16]), st.integers(1, 4))
+def test_batches_of_trl(each: int, devices: int, accumulated: int, size: int, times: int) -> None:
+    """Answers of a generation over answers of a prompt; updates over updates of a generation."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "batches.yaml"
+        path.write_text(
+            f"reward_funcs: [x_reward]\ndataset_name: a/b\nnum_generations: {size}\nmax_steps: 840\n"
+            f"per_device_train_batch_size: {each}\ngradient_accumulation_steps: {accumulated}\n"
+            f"steps_per_generation: {accumulated * times}\n"
+        )
+        tree = yaml.safe_load(converted("trl", path, devices)[0])
+    answers = each * devices * accumulated * times
+    assert tree["prompts_per_step"] == -(-answers // size)
+    assert tree["algorithm"].get("minibatches", 1) == times
+    assert tree["steps"] == -(-840 // times)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("A=b\nrun --x $A", ["b"]),
+        ("A='b c'\nrun --x \"$A d\"", ["b c d"]),
+        ("A='b c'\nrun --x $A", ["b", "c"]),
+        ("A=b\nB=${C:-${A}/d}\nrun --x ${B}", ["b/d"]),
+        ("run --x ${C} $(date)", ["${C}", "$(date)"]),
+        ("A=(1 '2 3' # a comment (with this\n 4)\nrun --x \"${A[@]}\"", ["1", "2 3", "4"]),
+        ("A=(1)\nA+=(2)\nrun --x ${A[@]}", ["1", "2"]),
+        ("A=4\nrun --x $(( (A + 1) * 2 )) $((1/0))", ["10", "$((1/0))"]),
+        ("run --x a\\\nb # c", ["ab"]),
+        ("run --x 'a # b' c#d", ["a # b", "c#d"]),
+        ('export A="it\'s"; run --x $A', ["it's"]),
+        ("cat <<EOF\nrun --x no\nEOF\nrun --x yes", ["yes"]),
+        ("run --x 1\nA=((" + " # a (b\n" * 60, ["1"]),  # never closed, which took a regular expression forever
+        ("A='\\n'\nrun --x \"$A\"", ["\\n"]),
+    ],
+)
+def test_words_of_a_script(script: str, words: list[str]) -> None:
+    found = [command for command in Script(script).commands if command[0].text == "run"]
+    assert [word.text for word in found[-1][2:]] == words
+
+
+def test_lines_of_words() -> None:
+    script = "A=(\n  --a 1\n)\nread -r -d '' B <<EOF\nx.y \\\n  --b 2\nEOF\nrun ${A[@]} $B\n"
+    assert [(word.text, word.line) for word in Script(script).commands[-1]] == [
+        ("run", 8), ("--a", 2), ("1", 2), ("x.y", 5), ("--b", 6), ("2", 6)
+    ]  # fmt: skip
+
+
+def test_scalars() -> None:
+    assert [scalar(text) for text in ("1e-6", "True", "none", "[1, a]", "07", "a b", '["x"]')] == [
+        1e-6, True, None, [1, "a"], 7, "a b", ["x"]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.sh", "python -m verl.trainer.main_ppo data.train_batch_size=$(touch made) a.b=`touch made`"),
+        ("a.py", "import pathlib\npathlib.Path('made').touch()\nGRPOConfig(seed=pathlib.Path('made').touch())"),
+        ("a.yaml", "reward_funcs: made\nseed: !!python/object/apply:os.system ['touch made']"),
+        ("a.yaml", "reward_funcs: [made.it]\nnum_generations: 4"),
+    ],
+)
+def test_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made.py").write_text("open('made', 'w')")
+    (tmp_path / name).write_text(text)
+    for system in SYSTEMS:
+        try:
+            converted(system, tmp_path / name)
+        except LmgymError as error:
+            assert "\n" not in str(error)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_no_key_is_lost_and_every_line_says_where_it_is_from(tmp_path: Path, system: str) -> None:
+    path = write(tmp_path, system)
+    text, _ = converted(system, path, devices=1)
+    head, _, body = text.partition("\n\n")
+    said = re.sub(r"\n#\s+", " ", text)
+    for key, setting in read(path).given.items():
+        section = ".".join(key.split(".")[:2])
+        if not key.startswith("def ") and " of " not in setting.where:
+            assert key in said or f"{section}.* (" in said, key
+    values = [line for line in body.splitlines() if re.search(r": \S", line) and not line.lstrip().startswith("#")]
+    assert values and all("  # " in line for line in values)
+    assert head.startswith("# Converted from ")
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in TABLES.glob("*.yaml")))
+def test_tables_name_keys_that_there_are(file: str) -> None:
+    """Every key of ours in a table is a key of a recipe, and every conversion exists."""
+    algorithms = {f.name for name in registry.names("algorithm") for f in fields(registry.get("algorithm", name))}
+    parts = {f.name for kind in ("surrogate", "credit", "correction") for name in registry.names(kind)
+             for f in fields(registry.get(kind, name))}  # fmt: skip
+    sections = {f.name: f.default_factory for f in [*fields(Config), *fields(Stage)]}
+    rows = yaml.safe_load((TABLES / file).read_text())
+    found: list[tuple[str, str | None]] = []
+    for name, section in rows.items():
+        for key, row in (
+            section.items() if isinstance(section, dict) and name not in ("notes", "sets", "differs") else ()
+        ):
+            choices = row if isinstance(row, dict) and key != "always" else {"": row}
+            for value in [row] if key != "always" and not isinstance(row, dict) else choices.values():
+                if isinstance(value, dict):
+                    assert value.get("also", name) in rows
+                    found += [(ours, None) for ours in value if ours not in ("also", "say", "cannot")]
+                elif name != "rewards" and not isinstance(row, dict):
+                    found.append((value, None) if isinstance(value, str) else (value[0], [*value, None, None][2]))
+    for ours, how in found:
+        first, *rest = ours.split(".")
+        assert how is None or how in HOW, how
+        if first == "algorithm":
+            assert rest[0] in {"name"} | algorithms, ours
+            assert len(rest) == 1 or rest[1] in {"name"} | parts, ours
+        elif first not in ("task", "rewards") and rest:
+            assert rest[0] in {f.name for f in fields(sections[first])} | {"chat_template_kwargs"}, ours  # type: ignore
+        else:
+            assert first in sections, ours
+
+
+def test_values_that_the_file_does_not_hold(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("GRPOConfig(num_generations=args.n, learning_rate=rate(3), max_steps=2 * 8)")
+    given = read(tmp_path / "a.py").given
+    assert isinstance(given["learning_rate"].value, Code) and given["max_steps"].value == 16
+    assert "num_generations" not in given  # of the command line
+    text, obstacles = converted("trl", tmp_path / "a.py")
+    assert "learning_rate, line 1: `rate(3)` is not known from the file alone; write the value" in obstacles
+    assert yaml.safe_load(text)["algorithm"]["group_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "sentence"),
+    [
+        ("verl", VERL.replace("=grpo", "=magic"), "lmgym has no magic"),
+        ("verl", VERL.replace("train_batch_size=512", "train_batch_size=many"), "'many' is no number above 0"),
+        ("trl", TRL.replace('"dr_grpo"', '"new"'), "loss_type, line 21: lmgym has no new; it has dapo"),
+        ("trl", TRL.replace("GRPOTrainer(", "NashMDTrainer("), "NashMDTrainer: lmgym has no algorithm"),
+        ("open-r1", "reward_funcs: accuracy\ndataset_name: a/b\nnum_generations: 1", "(num_generations, line 3)"),
+        ("nemo-rl", NEMO.replace("base.yaml", "other.yaml"), "write task.path or task.hub_id"),
+    ],
+)
+def test_what_stands_in_the_way_is_said(tmp_path: Path, system: str, text: str, sentence: str) -> None:
+    printed, obstacles = converted(system, write(tmp_path, system, text))
+    assert any(sentence in one for one in obstacles), obstacles
+    assert isinstance(yaml.safe_load(printed), dict)
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "\x00", "- 1", "a: 1\na: 2"])
+def test_files_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    for system in SYSTEMS:
+        with pytest.raises(LmgymError, match=r"holds no settings|cannot be read|mapping|not a readable"):
+            converted(system, write(tmp_path, system, text).rename(tmp_path / "x.yaml"))
+
+
+def test_mutants(tmp_path: Path) -> None:
+    """Damaged files become recipes or one sentence. (5,000 mutants of public files were tried: docs/log.)"""
+    values = [
+        "nan",
+        "-1",
+        "null",
+        "[]",
+        "{a: 1}",
+        "'",
+        "$X",
+        "$((9**9**9))",
+        "default",
+        "<<EOF",
+        "\\",
+        "${a.b}",
+        "(",
+        "also",
+    ]
+    dice = random.Random(0)
+    outcomes = set()
+    for number in range(60):
+        system = list(SYSTEMS)[number % len(SYSTEMS)]
+        text = FILES[system][1]
+        for _ in range(dice.choice([1, 2, 4])):
+            place = dice.randrange(len(text))
+            match dice.randrange(3):
+                case 0:
+                    text = text[:place] + text[place + dice.randrange(30) :]
+                case 1:
+                    text = text[:place] + dice.choice(values) + text[place:]
+                case 2:
+                    lines = text.split("\n")
+                    row = dice.randrange(len(lines))
+                    lines[row] = re.sub(r"([=:] ?)(\S+)", lambda found: found[1] + dice.choice(values), lines[row])
+                    text = "\n".join(lines)
+        try:
+            outcomes.add(bool(converted(system, write(tmp_path, system, text))[1]))
+        except LmgymError as error:
+            assert "\n" not in str(error)
+            outcomes.add(None)
+    assert outcomes == {True, False, None}
+
+
+def test_command_prints_and_a_recipe_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(20)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("scores.py").write_text("def right(completions, answer, **_):\n    return [len(c) / 9 for c in completions]\n")
+    Path("trl.yaml").write_text(
+        "model_name_or_path: builtin:tiny\ndataset_name: rows.jsonl\nreward_funcs: [scores.right]\nmax_steps: 2\n"
+        "num_generations: 4\nper_device_train_batch_size: 8\nmax_completion_length: 4\nbeta: 0.1\nloss_type: grpo\n"
+    )
+    assert main(["convert", "trl", "trl.yaml", "--devices", "1"]) == 0
+    Path("recipe.yaml").write_text(capsys.readouterr().out)
+    assert main(["train", "recipe.yaml", "out=run", "evaluation.examples=2", "policy.device=cpu"]) == 0
+    assert [record["step"] for record in records(Path("run/metrics.jsonl")) if "reward" in record] == [0, 0, 1, 2]
+    Path("trl.yaml").write_text("dataset_name: rows.jsonl\nnum_generations: 4\n")
+    assert main(["convert", "trl", "trl.yaml"]) == 1
+    assert "lmgym: to be filled in: the file names no reward" in capsys.readouterr().err
