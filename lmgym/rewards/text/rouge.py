@@ -43,8 +43,8 @@ def _metric(
         made,
         f"{what}\n\nFrom 0 to 1. Words are runs of the letters a-z and digits, in lower case; so a text in another "
         "alphabet has no words and gets 0. With `stemmer` words of four letters or more are replaced by their Porter "
-        'stem. With references "best" the reference with the highest F1 counts, with "first" only the first one '
-        "(RL4LMs' default). The corpus value is the mean. Sources: Lin 2004; the library rouge-score. Extra `metrics`, "
+        'stem. With references "best" the reference with the highest F1 counts, with "first" only the first one. '
+        "The corpus value is the mean. Sources: Lin 2004; the library rouge-score. Extra `metrics`, "
         "unless stemmer is false.\n\nRaises LmgymError for an example without references.",
     )
 
@@ -199,12 +199,12 @@ rougeLsum = _metric(
 rouge_combined = _metric(
     "rouge_combined",
     [ONE, TWO, _sequence_f1],
-    "The mean of ROUGE-1, ROUGE-2 and ROUGE-L, each with its best reference. Source: RL4LMs, which uses the first.",
+    "The mean of ROUGE-1, ROUGE-2 and ROUGE-L, each with its best reference.",  # Source: RL4LMs, with the first one
 )
 rouge_l_max = _metric(
     "rouge_l_max",
     [_sequence_f1],
-    "The highest ROUGE-L over the references, which is rougeL under another name. Source: NarrativeQA's metric in "
-    "UnifiedQA and RL4LMs, which use the library py-rouge: it splits words differently, so the third digit may differ.",
+    "The highest ROUGE-L over the references, which is rougeL under another name. The library py-rouge splits words "
+    "differently, so the third digit may differ.",  # Source: NarrativeQA's metric in UnifiedQA and RL4LMs, by py-rouge
     best_only=True,
 )

@@ -5,7 +5,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -56,6 +56,10 @@ class Lines:
     changed: int  # when the file was last changed, in nanoseconds
     inode: int  # which file it is: another one of this name may have the same size and time
     sha256: str
+    absolute: Path = field(init=False, repr=False)  # user code may change the current folder
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "absolute", self.path.absolute())
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -74,7 +78,7 @@ class Lines:
 
     def _opened(self) -> BinaryIO:
         with readable(self.path):
-            file = open_regular(self.path)
+            file = open_regular(self.absolute)
         if _state(file) != (self.size, self.changed, self.inode):
             file.close()
             raise LmgymError(f"{self.path} was changed after its lines were found; start again")
