@@ -66,6 +66,8 @@ def check_fit(config: Config, data: Data, policy: Policy, say: Callable[[str], N
     asked = {f"stage {stage.name}": examples for stage, examples in stages}
     asked |= {f"evaluation on {split}": examples for split, examples in data.held_out.items()}
     for stage, examples in stages:
+        if not getattr(registry.get("env", stage.env["name"]), "needs_data", True):
+            continue  # the environment writes the prompts
         for sentences in about_prompts(examples, policy.tokenizer, stage.env["name"]):
             for sentence in sentences:
                 say(f"stage {stage.name}: {sentence}")
