@@ -82,6 +82,9 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+ONE_PROCESS_EACH = ("trpo", "grpo, 8-bit AdamW")  # whose weights are not shared out
+
+
 def gradients(folder: str, sharded: bool = False, kinds: bool = False) -> None:
     """For each algorithm (or for each of KINDS) the gradient of its first optimizer step, and the policy after one step
     of training. Each rank makes the batch by itself, so all have the same one; the update is shared out, and if
@@ -91,7 +94,7 @@ def gradients(folder: str, sharded: bool = False, kinds: bool = False) -> None:
     if kinds:
         settings = {name: {"algorithm": algorithm, "policy": policy} for name, (algorithm, policy) in KINDS.items()}
     for name, changes in settings.items():
-        if sharded and changes["algorithm"]["name"] == "trpo":
+        if sharded and name in ONE_PROCESS_EACH:
             continue
         out = Path(folder) / f"{name}-{ranks.rank}"
         config = build_config(runs.tiny(out=str(out), **changes))

@@ -45,8 +45,9 @@ class RoundedWeights:
 
     @property
     def copies(self) -> dict[nn.Parameter, Tensor]:
-        """The bf16 copy of each parameter that trains, without gradient; made anew if a master has changed. Within an
-        update the random numbers stay the same: copies of two policies differ by their masters, not by chance."""
+        """The bf16 copy of each parameter that trains, without gradient; made anew if a master has changed (a
+        change in place of `parameter.data` is not seen: torch does not count these). Within an update the random
+        numbers stay the same: copies of two policies differ by their masters, not by chance."""
         now = [self.updates, *((master.data_ptr(), master._version) for master in self.names)]
         if now != self._made_of:
             self._made_of = now

@@ -127,9 +127,9 @@ def test_remaxs_baseline_is_the_score_of_the_greedy_answer(tmp_path: Path, monke
     found, scores = list[tuple[float, float]](), set[float]()
     usual = loop.add_greedy_baseline
 
-    def watched(stage: Any, episodes: list[Episode], path: Any) -> None:
-        usual(stage, episodes, path)
-        policy = stage.run.policy
+    def watched(episodes: list[Episode], draw: Any, moments: Any) -> None:
+        usual(episodes, draw, moments)
+        policy = draw.actor.engine.policy
         for episode in episodes:
             ids = [*episode.turns[0].prompt_ids]
             prompt = len(ids)

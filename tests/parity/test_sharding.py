@@ -18,7 +18,7 @@ from lmgym.models.sharding import shard_policy
 from lmgym.models.skeleton import Skeleton
 from tests import runs
 from tests.parity.test_resume import ALGORITHMS
-from tests.rank_targets import KINDS
+from tests.rank_targets import KINDS, ONE_PROCESS_EACH
 from tests.ranks import Group, alone, assert_equal_updates, group, written  # noqa: F401 (fixtures)
 from tests.runs import assert_equal_runs
 
@@ -50,7 +50,7 @@ def kinds(group: Group, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", [name for name, own in ALGORITHMS.items() if own["name"] != "trpo"])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ONE_PROCESS_EACH])
 def test_gradients_of_all_algorithms(name: str, size: int, updates: dict[int, Path]) -> None:
     assert_equal_updates(name, updates[1], updates[size], size)
 
