@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from ray.cluster_utils import Cluster
 
 from lmgym.config.build import build_config
