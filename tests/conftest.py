@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start processes may take 15 minutes: each process imports for seconds, and on a busy machine for many
     times as long."""
     for item in items:
-        if item.get_closest_marker("processes") or "shell" in getattr(item, "fixturenames", ()):
+        if item.get_closest_marker("processes") or {"shell", "group"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.timeout(900))
 
 

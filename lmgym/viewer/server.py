@@ -140,7 +140,13 @@ def serve(runs: Sequence[RunRecords], port: int, say: Any) -> None:
     with bound(port) as listening:
         guard = Guard(application(runs), listening.getsockname()[1])
         serving = server_of(guard)
-        say(guard.address)
+        startup = serving.startup
+
+        async def started(sockets: Any = None) -> None:
+            await startup(sockets)
+            say(guard.address)  # from here on the server answers, and Ctrl-C is its own
+
+        serving.startup = started
         serving.run(sockets=[listening])
 
 
