@@ -291,7 +291,16 @@ def test_open_puts_the_token_into_no_command_line(tmp_path: Path, monkeypatch: p
         return True
 
     monkeypatch.setattr("webbrowser.open", record)
-    monkeypatch.setattr(server, "server_of", lambda guard: type("Ended", (), {"run": lambda self, sockets: None})())
+
+    class Ended:
+        """A server that starts, and ends at once."""
+
+        async def startup(self, sockets: Any = None) -> None: ...
+
+        def run(self, sockets: Any) -> None:
+            asyncio.run(self.startup(sockets))
+
+    monkeypatch.setattr(server, "server_of", lambda guard: Ended())
     folder = sample_run(tmp_path / "run", steps=1)
     assert main(["view", str(folder), "--port", "0", "--open"]) == 0
     (mode, text), (address,) = seen[0], opened
