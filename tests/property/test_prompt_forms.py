@@ -28,7 +28,7 @@ from lmgym.types import BarePrompt, Example, RecipeText
 from tests import runs
 from tests.property.test_rendering import CHATML, Script, chat, chat_tokenizer, ids_of, plain, texts
 
-SMOLLM = Path("/work/models/smollm2-135m-instruct")
+SMOLLM = Path.home() / "models" / "smollm2-135m-instruct"  # a really pretrained model, where there is one
 THINKS = CHATML.replace("assistant\n{%", "assistant\n<think>\n{%")
 
 
