@@ -46,7 +46,7 @@ class TextGame(Section):
     answer: str | None = None
     """A regular expression with one group: the part of an answer that holds the actions. Left out: the whole."""
     separator: str = "||"
-    """What stands between two actions of an answer; empty: an answer is one action."""
+    """Separates the actions of an answer; empty: an answer is one action."""
     max_actions: PositiveInt = 5
     """Most actions of an answer that are taken."""
     max_turns: PositiveInt | None = None

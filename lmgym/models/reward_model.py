@@ -154,7 +154,7 @@ def facts_of_base(section: PolicySection, separator: str = "") -> dict[str, Any]
 
 
 def licence_of(section: PolicySection) -> str | None:
-    """The licence in the header of a model's card; None for built-in models and where there is no card."""
+    """The licence that a model's card (README.md) names; None for a built-in model, or a model without a card."""
     if is_builtin(section.model):
         return None
     card = Path(section.model) / "README.md"

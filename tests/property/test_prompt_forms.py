@@ -55,7 +55,9 @@ def test_a_text_is_tokenized_as_without_a_template(text: str) -> None:
     assert chat.convert_tokens_to_ids("<|im_end|>") not in prompt_ids(chat, BarePrompt(text + "<|im_end|>"))
 
 
-@pytest.mark.skipif(not SMOLLM.is_dir(), reason="a pretrained model")
+@pytest.mark.skipif(
+    not SMOLLM.is_dir(), reason="needs SmolLM2-135M-Instruct in ~/models (../shared/models/real makes it)"
+)
 def test_a_text_has_the_ids_that_trl_gives_it() -> None:
     """TRL 1.16, GRPOTrainer._tokenize_prompts: the tokenizer's own call for texts, the chat template for messages."""
     tokenizer = load_tokenizer(PolicySection(model=str(SMOLLM)))

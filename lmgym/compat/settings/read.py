@@ -22,7 +22,7 @@ LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "lora_dropout": 
 
 
 class Setting(NamedTuple):
-    """A value and where it stands. Example: Setting(1e-6, "line 12")"""
+    """A value of a configuration file, and the line that it is from. Example: Setting(1e-6, "line 12")"""
 
     value: Any
     where: str

@@ -77,7 +77,7 @@ class Draft:
         self.sources["/".join([*parents, last])] = source
 
     def get(self, ours: str) -> Any:
-        """A key of the recipe as it stands; None if it is not set."""
+        """The value that a key of the recipe has so far; None if it has none."""
         node: Any = self.recipe
         for key in ours.split("."):
             node = node.get(key) if isinstance(node, dict) else None
