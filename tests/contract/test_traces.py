@@ -464,6 +464,7 @@ def test_one_step_of_grpo_says_all_that_moved(tmp_path: Path) -> None:
         assert loss == pytest.approx(logged["loss/policy"], rel=1e-5, abs=1e-8)  # fp32 numbers added up
         # At a ratio of 1 the surrogate's slope is the advantage.
         pushed = together(computed, "weight/policy") * together(computed, "advantages")
+        # Both are a product of two fp32 numbers, rounded a few times: 4 * 2^-24 < 1e-6.
         assert together(computed, "push/policy") == pytest.approx(pushed, rel=1e-6)
         gap = np.abs(together(computed, "logprobs") - together(computed, "logprobs_sampler")).mean()
         assert gap == pytest.approx(logged["sampler_logprob_gap"], rel=1e-3, abs=1e-7)

@@ -36,7 +36,7 @@ class Registry:
 
     def enter(self, id: str, thing: Any) -> None:
         """Register with lmgym. Raises LmgymError for what it cannot use."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no enter()")
 
     def get(self, id: str, kwargs: Mapping[str, Any]) -> Any:
         """An instance of the class, such as for rewards that are made of others."""

@@ -5,7 +5,8 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 
 Row = tuple[str, dict[str, Any]]
-"""The place of a row in its file, and its columns: ("train.jsonl:12", {"prompt": "2+2="}), ("train.parquet: row 12", {...})."""
+"""The place of a row in its file, and its columns: ("train.jsonl:12", {"prompt": "2+2="}) or, in a table,
+("train.parquet: row 12", {...})."""
 
 
 class MissingSplit(LmgymError):
