@@ -227,7 +227,7 @@ def test_the_viewer_in_a_terminal_shows_hostile_words(terminals: Terminals, plac
 @pytest.mark.slow
 def test_the_pages_server_says_its_address_and_ends_by_ctrl_c(terminals: Terminals, places: dict[str, Path]) -> None:
     """The first line of `lmgym view` in a terminal: its address with the token, and nothing else steers it."""
-    status, said = terminals.run("view", places["sample"], "--port", 0, keys=[("Ctrl-C ends it", "\x03")])
+    status, said = terminals.run("view", places["sample"], "--port", 0, keys=[("read the runs\r\n", "\x03")])
     assert status == 0, said
     assert re.match(
         r"http://127\.0\.0\.1:\d+/\S+\r\nCtrl-C ends it; whoever has this address can read the runs\r\n", said
