@@ -8,8 +8,7 @@ Example:
 
 A loop of one's own has the lines of lmgym/training/loop.py: `start`, `stages_left`, and then for each step
 `begin_step`, `gather`, `collate_step`, `prepare`, `begin_trace`, `update`, `advance`, `log_step`,
-`evaluate_and_save_when_due`.
-"""
+`evaluate_and_save_when_due`."""
 
 import importlib
 from typing import Any

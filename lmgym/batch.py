@@ -1,8 +1,7 @@
 """Batch, PolicyOutputs and States: episodes as tensors. `collate` is the only way from episodes to tensors.
 
 Shapes: N rows, T tokens, S source tokens of an encoder, V vocabulary. A row is one sequence on which the model can run,
-padded on the right. Column t describes token t; `Policy.compute_logprobs` is the only place that shifts by one.
-"""
+padded on the right. Column t describes token t; `Policy.compute_logprobs` is the only place that shifts by one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -29,8 +28,7 @@ class SamplingMask:
     `Batch.kept` maps actions to sets. Memory per action: one bit for each token of the vocabulary, or 4 bytes for each
     token of the largest set if that is less (the sets are then ids, int32); nothing for prompts and padding.
 
-    Example: SamplingMask(bits=torch.tensor([[0b101]], dtype=torch.uint8))
-    """
+    Example: SamplingMask(bits=torch.tensor([[0b101]], dtype=torch.uint8))"""
 
     bits: UInt8[Tensor, "K W"] | Int32[Tensor, "K W"]
     renormalised: bool = True  # False: log-probabilities are over the whole vocabulary all the same
@@ -46,8 +44,7 @@ class TopLogprobs:
 
     Example: of two actions, K = 2. Behind the first text token 7 has probability .5, token 2 has .3, all others .2:
         ids       [[7, 2], [2, 9]]
-        logprobs  [[log .5, log .3, log .2], [log .9, log .06, log .04]]
-    """
+        logprobs  [[log .5, log .3, log .2], [log .9, log .06, log .04]]"""
 
     ids: Int32[Tensor, "A K"]
     logprobs: Float[Tensor, "A K+1"]
@@ -62,8 +59,7 @@ class Batch:
         mask        [[1, 1, 1, 1], [1, 1, 1, 0]]
         actions     [[0, 0, 1, 1], [0, 0, 1, 0]]
         rewards     [[0, 0, 0, 1], [0, 0, 0, 0]]     score [1, 0]    terminated [1, 0]
-        episode     [0, 1]    group [0, 0]    version [0, 0]
-    """
+        episode     [0, 1]    group [0, 0]    version [0, 0]"""
 
     tokens: Int[Tensor, "N T"]
     mask: Bool[Tensor, "N T"]  # a real token
@@ -159,8 +155,7 @@ class PolicyOutputs:
     sets). `entropy` (nats), `values`, `last_values`, `divergence` (from the teacher, nats) and `squared_probabilities`
     (their sum over the vocabulary, without gradient) are None unless asked for.
 
-    Example: policy.compute_logprobs(batch, entropy=True) -> PolicyOutputs(logprobs=..., entropy=...)
-    """
+    Example: policy.compute_logprobs(batch, entropy=True) -> PolicyOutputs(logprobs=..., entropy=...)"""
 
     logprobs: Float[Tensor, "N T"]
     entropy: Float[Tensor, "N T"] | None = None
@@ -305,8 +300,7 @@ def _rewards(turns: Sequence[Turn], actions_of: npt.NDArray[np.int64]) -> npt.ND
 def numbered_turns(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
     """Each turn with its number. A turn that continues an unfinished action has the number of that action.
 
-    Example: with turns a (unfinished), b and c, numbered_turns([a, b, c]) -> [(a, 0), (b, 0), (c, 1)]
-    """
+    Example: with turns a (unfinished), b and c, numbered_turns([a, b, c]) -> [(a, 0), (b, 0), (c, 1)]"""
     numbered, number = [], 0
     for turn in turns:
         numbered.append((turn, number))

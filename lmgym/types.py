@@ -1,8 +1,7 @@
 """The data types of tasks, rollouts and rewards: Example with RatedAnswer and LabelledStep, Episode with Turn,
 Restriction. No torch.
 
-Tasks make Examples, rollouts make Episodes of Turns, rewards score them, and `batch.collate` makes tensors of them.
-"""
+Tasks make Examples, rollouts make Episodes of Turns, rewards score them, and `batch.collate` makes tensors of them."""
 
 import base64
 import json
@@ -51,8 +50,7 @@ class BarePrompt(RecipeText):
     As "text" it is tokenized like any text. As "rendered" a template has written it before: all of it may spell control
     tokens, and the tokenizer adds none. Every operation of `str` gives a plain text.
 
-    Example: BarePrompt("<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n", form="rendered")
-    """
+    Example: BarePrompt("<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n", form="rendered")"""
 
     form: Literal["text", "rendered"]
 
@@ -303,8 +301,7 @@ class Restriction:
     The set of allowed tokens is stored for each sampled token (`Completion.kept`), and log-probabilities are
     renormalised on it later. It always contains the policy's special ids.
 
-    Example: Restriction(rule="top_p", amount=0.9, least=1)
-    """
+    Example: Restriction(rule="top_p", amount=0.9, least=1)"""
 
     rule: Literal["top_p", "top_k"]
     amount: float  # top_p: probability mass; top_k: number of tokens

@@ -26,8 +26,7 @@ class ActorCritic(Regularised):
 
     r_t = rewards_t - beta (log pi_old(y_t) - log pi_ref(y_t))         algorithms/regularised.py
     A_t = sum_k (gamma lambda)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k})   GAE, arXiv 1506.02438
-    value loss = value_coefficient * mean over tokens of (V_t - (A_t + V_t at sampling time))^2
-    """
+    value loss = value_coefficient * mean over tokens of (V_t - (A_t + V_t at sampling time))^2"""
 
     gamma: Share = 1.0
     """Discount per step."""
@@ -90,8 +89,7 @@ class PPO(ActorCritic):
         loss = -mean over tokens of min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)
                + value loss - entropy bonus
 
-    The presets `rl4lms` and `trl` hold the defaults of those systems.
-    """
+    The presets `rl4lms` and `trl` hold the defaults of those systems."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "rl4lms": {"epochs": 10, "minibatches": 32, "gamma": 0.99, "gae_lambda": 0.95, "clip_high": 0.2,
@@ -132,8 +130,7 @@ class A2C(ActorCritic):
         loss = -mean over tokens of A_t log pi(y_t) + value loss - entropy bonus
 
     The presets `rl4lms` and `nanorl` hold the defaults of those systems; with `nanorl` the policy term is a sum
-    over tokens.
-    """
+    over tokens."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "rl4lms": {"gamma": 0.99, "gae_lambda": 1.0, "whiten": "none"},

@@ -2,8 +2,7 @@
 
 The trainer knows only what is here. `advantages` and `loss` (or `batch_loss`) are the algorithm; the rest has defaults.
 An algorithm never sees a string, a model or a tokenizer: columns of a `Batch` come in, per-token terms go out. A driver
-(updates/) calls it and moves the parameters.
-"""
+(updates/) calls it and moves the parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -126,8 +125,7 @@ class Algorithm(Section):
 
         `groups` are all those drawn in this step so far, `wanted` is the recipe's `prompts_per_step`. A group may be
         cut to some of its episodes, and groups of earlier steps may be added (replay). Default: all, no. Rewards and
-        lengths are logged of all drawn episodes, whatever is selected.
-        """
+        lengths are logged of all drawn episodes, whatever is selected."""
         return groups, False
 
     def before_scoring(self, batch: Batch) -> Batch:

@@ -76,8 +76,7 @@ def with_prompts_of_others(batch: Batch) -> Batch:
     longest row's length. Such rows have episode numbers below 0: they measure, and train nothing. Raises LmgymError if
     all rows have one prompt.
 
-    Example: rows [5, 6 | 7] and [8 | 9, 9] are followed by [5, 6 | 9] and [8 | 7]
-    """
+    Example: rows [5, 6 | 7] and [8 | 9, 9] are followed by [5, 6 | 9] and [8 | 7]"""
     # 1. Whose answer each row gets.
     rows, groups = len(batch), batch.group.tolist()
     if len(set(groups)) < 2:

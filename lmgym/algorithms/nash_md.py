@@ -21,8 +21,7 @@ class NashMD(PolicyGradient):
     y' is sampled from the geometric mixture pi^(1 - mixture) ref^mixture, one to each prompt, and P is how likely y is
     the better one: sigmoid(R(y) - R(y')), or with preference: order 1, 1/2 or 0. beta is kl_coefficient.
 
-    Example: NashMD(mixture=0.5, kl_coefficient=0.05)
-    """
+    Example: NashMD(mixture=0.5, kl_coefficient=0.05)"""
 
     mixture: Share = 0.5
     """Share of the reference in the mixture; 0: self-play, 1: against the reference alone."""

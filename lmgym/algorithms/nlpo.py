@@ -28,8 +28,7 @@ class NLPO(PPO):
     `refresh_every` steps. Everything else, presets too, is PPO's; `compat: rl4lms` is what that system's code did
     instead. Evaluations sample the plain policy: it is what is saved.
 
-    Example: {name: nlpo, mask_type: learned_top_p, top_mask: 0.9, min_tokens_to_keep: 100, refresh_every: 5}
-    """
+    Example: {name: nlpo, mask_type: learned_top_p, top_mask: 0.9, min_tokens_to_keep: 100, refresh_every: 5}"""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "rl4lms": {**PPO.presets["rl4lms"], "mask_type": "learned_top_p", "top_mask": 0.9, "min_tokens_to_keep": 100,

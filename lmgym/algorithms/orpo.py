@@ -21,8 +21,7 @@ class ORPO(Pairs):
     It imitates the chosen answers and needs no reference, so it can begin with a model that was not trained on answers
     before (the paper's eq. 6; its lambda is beta).
 
-    Example: ORPO(beta=0.2)
-    """
+    Example: ORPO(beta=0.2)"""
 
     beta: NonNegativeFloat = 0.1
     """Weight of the odds ratio."""

@@ -26,8 +26,7 @@ class ProcessRewardModel(Algorithm):
     The run's final/ is the model with this head, as transformers' AutoModelForTokenClassification reads it, with the
     labels "wrong" and "right".
 
-    Example: ProcessRewardModel(separator="\\n\\n")
-    """
+    Example: ProcessRewardModel(separator="\\n\\n")"""
 
     separator: str = "\n"
     """What ends each step, the last one too; no step may hold it."""

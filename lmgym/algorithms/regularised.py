@@ -32,8 +32,7 @@ class Regularised(Algorithm):
     In the loss:    + beta w_t k(pi || pi_ref)_t, where w_t is the ratio pi / pi_old: k3 through the ratio too, so that
                     its gradient is the divergence's (k3 alone is biased); k2 times the ratio as a constant; k1 is
                     refused, since its gradient is zero on average
-                    - entropy_coefficient * mean over tokens of the entropy (nats)
-    """
+                    - entropy_coefficient * mean over tokens of the entropy (nats)"""
 
     entropy_coefficient: float = 0.0
     entropy_final_fraction: Annotated[float, Ge(0), Rule("it must be 0 or more (1: constant)")] = 1.0

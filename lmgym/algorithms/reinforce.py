@@ -46,8 +46,7 @@ class Reinforce(PolicyGradient):
             2310.10505, whose name means this baseline)
 
     The end-of-sequence token is trained, and the sampling temperature applies in the loss too.
-    Source of the baselines: NanoRL's documentation; its code differs in these two.
-    """
+    Source of the baselines: NanoRL's documentation; its code differs in these two."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"remax": {"baseline": "scst"}}  # arXiv 2310.10505
 
@@ -97,8 +96,7 @@ class Reinforce(PolicyGradient):
 class RLOO(PolicyGradient):
     """REINFORCE whose baseline is the mean score of the other answers to the same prompt (arXiv 2402.14740, eq. 8).
 
-    loss = -mean over episodes of (R - mean of the others) * sum_t log pi(y_t)
-    """
+    loss = -mean over episodes of (R - mean of the others) * sum_t log pi(y_t)"""
 
     group_size: Annotated[int, Ge(2), Rule("rloo needs at least 2 answers per prompt")] = 4
 

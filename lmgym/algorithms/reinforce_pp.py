@@ -27,8 +27,7 @@ class ReinforcePlusPlus(Regularised):
     With `baseline: group` (REINFORCE++-baseline) the group's mean score is taken off an episode's last reward first,
     and the paper has the KL as a k2 term of the loss: `preset: baseline`. Variances are those of the population.
 
-    Example: {name: reinforce_pp, preset: baseline, group_size: 8}
-    """
+    Example: {name: reinforce_pp, preset: baseline, group_size: 8}"""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "openrlhf": {"kl_coefficient": 1e-4},

@@ -43,8 +43,7 @@ class ReinforceStable(Regularised):
     Source: LLM_RL, ReinforceStable, where a turn is a line of reasoning and there is no baseline.
 
     Example: {name: reinforce_stable, kl_coefficient: 0.25, refresh_every: 2}
-    Example: {name: reinforce_stable, replayed: 4096, minibatches: 128}
-    """
+    Example: {name: reinforce_stable, replayed: 4096, minibatches: 128}"""
 
     gamma: Share = 0.99
     """Discount per turn."""
@@ -215,8 +214,7 @@ def single_turn(episode: Episode, number: int, gamma: float) -> Episode:
     """Turn `number` of an episode alone: all that was before it is its prompt, and its reward is the return from it on.
 
     Example: of the turns [5] -> [7] (earns 0) and [6] -> [8] (earns 1), the second is [5, 7, 6] -> [8] (earns 1), and
-    the first [5] -> [7] (earns gamma)
-    """
+    the first [5] -> [7] (earns gamma)"""
     before, own, later = list[int](), [], dict[int, float]()
     for turn, of in numbered_turns(episode.turns):
         if of == number:

@@ -2,8 +2,7 @@
 
 The file is JSON Lines. Its first line is {"format": "lmgym replay buffer", "version": 1, "groups": G}; each of the G
 lines after it is one group, a list of episodes, the oldest group first. An episode has the fields of `types.Episode`,
-its turns those of `types.Turn`; of kept sets the shape and the bytes in base64. Floats come back bit for bit.
-"""
+its turns those of `types.Turn`; of kept sets the shape and the bytes in base64. Floats come back bit for bit."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -11,8 +11,7 @@ class ServedTeacher:
     """A teacher behind an endpoint, asked for its `top_k` most likely tokens (inference/served_teacher.py). `seconds`
     is the limit of one request, `concurrency` how many run at a time.
 
-    Example: ServedTeacher(address="http://localhost:8000/v1", top_k=20)
-    """
+    Example: ServedTeacher(address="http://localhost:8000/v1", top_k=20)"""
 
     address: str
     top_k: int
@@ -28,8 +27,7 @@ class Rival:
     proportion to policy^(1 - share) copy^share. `trains`: it joins its group, as the last; else only its score counts,
     as `batch.baseline`.
 
-    Example: Rival(share=1.0, trains=True)  # the copy alone
-    """
+    Example: Rival(share=1.0, trains=True)  # the copy alone"""
 
     share: float
     trains: bool = False

@@ -23,8 +23,7 @@ class RewardModel(Pairs):
 
     The run's final/ is the model with this head, as transformers' AutoModelForSequenceClassification reads it.
 
-    Example: RewardModel(centring=0.01)
-    """
+    Example: RewardModel(centring=0.01)"""
 
     margin: NonNegativeFloat = 0.0
     """How far apart scores should be for a rating that is higher by 1 (Llama 2, arXiv 2307.09288, eq. 2)."""

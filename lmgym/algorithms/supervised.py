@@ -17,8 +17,7 @@ from lmgym.core.registry import register
 class Supervised(Algorithm):
     """loss = -mean over tokens of log pi(reference token); the prompt is not trained on, the end of sequence is.
 
-    It is REINFORCE on demonstrations with an advantage of 1 for every token.
-    """
+    It is REINFORCE on demonstrations with an advantage of 1 for every token."""
 
     turns: Literal["last", "all"] = "last"
     """all: the assistant's messages in a prompt are trained on too, each with its end; a conversation is one row."""

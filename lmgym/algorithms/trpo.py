@@ -1,7 +1,6 @@
 """TRPO: one step of a given divergence along the natural gradient, then regression of the value function.
 
-The steps themselves are the driver's: updates/trust_region.py.
-"""
+The steps themselves are the driver's: updates/trust_region.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,8 +23,7 @@ class TRPO(ActorCritic):
         maximise L = mean over tokens of r_t A_t   subject to   mean over tokens of KL(pi_old || pi_new) <= delta
         (F + damping) x = grad L;   step = sqrt(2 delta / x^T (F + damping) x) x, then shortened until both checks hold
 
-    F is the exact Fisher matrix of the tokens' distributions. The optimizer section moves the critic alone.
-    """
+    F is the exact Fisher matrix of the tokens' distributions. The optimizer section moves the critic alone."""
 
     driver: ClassVar[str] = "trust_region"
     optimized: ClassVar[tuple[ParameterGroup, ...]] = ("critic",)

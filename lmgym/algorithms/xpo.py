@@ -25,8 +25,7 @@ class XPO(DPO):
     which is better. Pairs of equal scores have no DPO loss. The second term makes the copy's answers less likely: the
     policy tries what the copy would not.
 
-    Example: XPO(beta=0.1, alpha=1e-5)
-    """
+    Example: XPO(beta=0.1, alpha=1e-5)"""
 
     alpha: NonNegativeFloat = 1e-5
     """How much it explores."""

@@ -1,7 +1,6 @@
 """lmgym train | eval | compare | generate | ... (`COMMANDS`): commands with key=value.
 
-Importing this loads no torch; each command imports its modules when it runs.
-"""
+Importing this loads no torch; each command imports its modules when it runs."""
 
 import argparse
 import errno
@@ -52,8 +51,7 @@ def wait_asleep() -> None:
     how (OMP_WAIT_POLICY, GOMP_SPINCOUNT). It must be called before torch is imported.
 
     The default of GNU OpenMP is to spin for milliseconds, again and again. If another program has the core that the
-    other thread needs, one training step was seen to take 6 s instead of 0.1; alone, nothing changes (docs/log.md).
-    """
+    other thread needs, one training step was seen to take 6 s instead of 0.1; alone, nothing changes (docs/log.md)."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 

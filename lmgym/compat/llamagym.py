@@ -4,8 +4,7 @@ In a LlamaGym script only the import changes (docs/llamagym.md; examples/blackja
 
     from lmgym.compat.llamagym import Agent, AutoModelForCausalLMWithValueHead
 
-Importing the Agent loads no torch, so that an environment's process can use it; torch comes with a model.
-"""
+Importing the Agent loads no torch, so that an environment's process can use it; torch comes with a model."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -159,8 +158,7 @@ class Agent(agent.Agent):
 
         Nothing is trained, and the current episode is unchanged. Answers are greedy, or sampled as in training. The
         agent seeds the environment, so that two evaluations play the same episodes. An answer that is no action of
-        `env.action_space` is replaced by a random action; a warning says how many.
-        """
+        `env.action_space` is replaced by a random action; a warning says how many."""
         learner, returns, answers, invalid = self._ready("evaluate()"), [], 0, 0
         for number in range(episodes):
             game = self._begin("evaluation", number)

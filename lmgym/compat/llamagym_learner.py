@@ -68,8 +68,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         Parameters are fp32; `dtype` is the precision of forward passes. With `peft_config` (peft's LoraConfig) only
         adapters train, and `load_in_8bit` and `load_in_4bit` quantise the base model. A value head in the folder is
         loaded. `tokenizer` names the tokenizer if the folder has none; the adapters' initial weights are a function of
-        `seed`. Raises LmgymError for options that lmgym cannot honour.
-        """
+        `seed`. Raises LmgymError for options that lmgym cannot honour."""
         if others:
             raise LmgymError(f"from_pretrained: lmgym cannot honour {', '.join(sorted(others))}; remove it")
         adapters = None if peft_config is None else _lora(peft_config)

@@ -88,8 +88,7 @@ class OwnLoopPPO(PPO):
 class Settings:
     """A ppo_config_dict, converted.
 
-    Example: settings_of({"batch_size": 8, "learning_rate": 1e-5}).batch_size -> 8
-    """
+    Example: settings_of({"batch_size": 8, "learning_rate": 1e-5}).batch_size -> 8"""
 
     ppo: OwnLoopPPO
     optimizer: OptimizerSection
@@ -103,8 +102,7 @@ def sampling_of(given: Mapping[str, Any], tokenizer: Any, stop_ids: tuple[int, .
     `stop_ids` are the model's own. Raises LmgymError for a key or value that would change what is sampled in a way
     that cannot be honoured exactly.
 
-    Example: sampling_of({"generate/top_k": 50}, tokenizer, (2,)).top_k -> 50
-    """
+    Example: sampling_of({"generate/top_k": 50}, tokenizer, (2,)).top_k -> 50"""
     own = {key.removeprefix("generate/"): value for key, value in given.items()}
     for key, value in own.items():
         if key in GENERATION or key in ALSO or (key in NEUTRAL and value in (NEUTRAL[key], None)):

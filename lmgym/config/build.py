@@ -1,8 +1,7 @@
 """A recipe's plain tree to the dataclasses of config/schema.py, strictly, and back.
 
 An unknown key is an error that names the section, the valid keys and the nearest match. No interpolation, no
-inheritance between files. The resolved tree, with every default written out, is a recipe again.
-"""
+inheritance between files. The resolved tree, with every default written out, is a recipe again."""
 
 import dataclasses
 import typing
@@ -31,8 +30,7 @@ from lmgym.tasks.base import OPTIONS
 class EnvOptions:
     """Keys of `env:` for any environment.
 
-    Example: EnvOptions(workers=16, seconds=10.0)
-    """
+    Example: EnvOptions(workers=16, seconds=10.0)"""
 
     workers: int | None = None
     """Processes that the environments run in; 0: none, they run in the training process. Left out: what the
@@ -53,8 +51,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
 
     Raises LmgymError naming the file and the line or key at fault.
 
-    Example: load_config("quickstart", ["seed=1", "stages.rl.steps=20"])
-    """
+    Example: load_config("quickstart", ["seed=1", "stages.rl.steps=20"])"""
     tree = read_yaml(find_recipe(path))
     for override in overrides or []:
         apply_override(tree, override, STAGE_KEYS)
@@ -120,8 +117,7 @@ def build(cls: Any, tree: Any, where: str) -> Any:
 
     Raises LmgymError for an unknown key, a value of another type or out of bounds, and a key that is missing.
 
-    Example: build(Sampling, {"top_k": 50}, "sampling.") -> Sampling(top_k=50)
-    """
+    Example: build(Sampling, {"top_k": 50}, "sampling.") -> Sampling(top_k=50)"""
     if not isinstance(tree, Mapping):
         raise LmgymError(f"'{where.rstrip('.')}' must be a section of keys and values, not {tree!r}")
     known = {f.name: f for f in fields(cls) if f.init}
@@ -144,8 +140,7 @@ def build(cls: Any, tree: Any, where: str) -> Any:
 def plain(value: Any) -> Any:
     """The tree that `build` would make the same dataclass of, with every default written out.
 
-    Example: plain(GRPO(group_size=4)) -> {"name": "grpo", "group_size": 4, ...}
-    """
+    Example: plain(GRPO(group_size=4)) -> {"name": "grpo", "group_size": 4, ...}"""
     if is_dataclass(value) and not isinstance(value, type):
         tree = {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.init}
         kind = "algorithm" if isinstance(value, Algorithm) else value.kind if isinstance(value, Part) else None

@@ -2,8 +2,7 @@
 
 It is made from what checks a recipe when it is read: the dataclasses of the sections with their bounds and docstrings,
 and the signatures of tasks, environments and rewards. Rules on two keys, and what a plug-in registers, are not in it.
-Keywords are those of draft 7, which editors know.
-"""
+Keywords are those of draft 7, which editors know."""
 
 import ast
 import inspect
@@ -35,8 +34,7 @@ OWN = {"type": "string", "pattern": ":", "description": "module:attribute, somet
 def recipe_schema(names: Callable[[str], Iterable[str]], runs: type) -> Schema:
     """The schema of a recipe in which `names(kind)` can be named; `runs` is the dataclass of its section `runs:`.
 
-    Example: recipe_schema(registry.names, Runs)["properties"]["steps"]["minimum"] -> 1
-    """
+    Example: recipe_schema(registry.names, Runs)["properties"]["steps"]["minimum"] -> 1"""
     definitions: Schema = {
         "algorithm": _named([_algorithm(kind, own) for kind, own in _by_target("algorithm", names).items()]),
         "task": _named([_task(task, own) for task, own in _by_target("task", names).items()]),
@@ -62,8 +60,7 @@ def recipe_schema(names: Callable[[str], Iterable[str]], runs: type) -> Schema:
 def keys_of(kind: str, name: str) -> Schema:
     """The keys that a recipe may give to one name, each with its schema; those that any of its kind has come last.
 
-    Example: keys_of("algorithm", "dapo")["group_size"]["default"] -> 16
-    """
+    Example: keys_of("algorithm", "dapo")["group_size"]["default"] -> 16"""
     thing = registry.get(kind, name)
     if kind == "algorithm" or (inspect.isclass(thing) and issubclass(thing, Part)):
         own: Schema = _section(thing, {})["properties"]

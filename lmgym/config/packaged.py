@@ -14,8 +14,7 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 class PackagedRecipe:
     """One row of `lmgym recipes`.
 
-    Example: PackagedRecipe("frozen_lake", Path("...yaml"), "A tiny GPT-2 finds its way", "CPU, 1 minute")
-    """
+    Example: PackagedRecipe("frozen_lake", Path("...yaml"), "A tiny GPT-2 finds its way", "CPU, 1 minute")"""
 
     name: str
     path: Path
@@ -26,8 +25,7 @@ class PackagedRecipe:
 def packaged_recipes() -> dict[str, Path]:
     """The file of each recipe that comes with lmgym, by name.
 
-    Example: packaged_recipes()["quickstart"] -> Path(".../lmgym/recipes/quickstart.yaml")
-    """
+    Example: packaged_recipes()["quickstart"] -> Path(".../lmgym/recipes/quickstart.yaml")"""
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 
@@ -44,8 +42,7 @@ def find_recipe(name: str | Path) -> Path:
     Raises LmgymError for a name without a folder and an ending that is neither. Other paths are returned as they are:
     whoever reads the file says what is wrong with it.
 
-    Example: find_recipe("quickstart"), find_recipe("my/recipe.yaml")
-    """
+    Example: find_recipe("quickstart"), find_recipe("my/recipe.yaml")"""
     path, packaged = Path(name), packaged_recipes()
     if os.path.exists(path):
         return path

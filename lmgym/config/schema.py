@@ -2,8 +2,7 @@
 
 One definition of each knob: the dataclass that uses it is its section. Those that lower layers use stand there (an
 algorithm's own fields, `Sampling`, `OptimizerSection`, `PolicySection`, `EvaluationSection`), the rest is here.
-config/build.py builds them from a recipe, core/validation.py checks them.
-"""
+config/build.py builds them from a recipe, core/validation.py checks them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -226,8 +225,7 @@ class LogsSection(Section):
 class Config(Section):
     """A whole run.
 
-    Example: Config(stages=[Stage(task={"name": "arithmetic"}, rewards={"final_answer": 1.0}, steps=50)])
-    """
+    Example: Config(stages=[Stage(task={"name": "arithmetic"}, rewards={"final_answer": 1.0}, steps=50)])"""
 
     seed: int = 0
     """What all random numbers of the run come from."""

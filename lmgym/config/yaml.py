@@ -1,7 +1,6 @@
 """A recipe as a plain tree: reading YAML strictly, `key=value` overrides, merging a stage over the defaults, writing.
 
-Nothing here knows what the keys mean; config.py builds the typed tree.
-"""
+Nothing here knows what the keys mean; config.py builds the typed tree."""
 
 from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
@@ -63,8 +62,7 @@ def apply_override(tree: dict[str, Any], override: str, stage_keys: Collection[s
     """Set one dotted key in place. A stage is named by its name or its number; where there is only one, its keys stand
     for themselves too.
 
-    Example: apply_override(tree, "stages.rl.optimizer.learning_rate=1e-4", STAGE_KEYS)
-    """
+    Example: apply_override(tree, "stages.rl.optimizer.learning_rate=1e-4", STAGE_KEYS)"""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise LmgymError(f"'{override}' is not an override; write key=value, such as steps=20")

@@ -1,7 +1,6 @@
 """What built-in names need besides lmgym itself, and whether this machine has it. No library is imported for this.
 
-`Entry.needs` (builtins.py) is a list of names of the table `NEEDS`, separated by ", "; a test compares the two.
-"""
+`Entry.needs` (builtins.py) is a list of names of the table `NEEDS`, separated by ", "; a test compares the two."""
 
 import importlib.util
 import os

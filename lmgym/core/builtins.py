@@ -1,7 +1,6 @@
 """The table of all built-in algorithms, tasks, rewards, environments, agents, tools, trackers and engines.
 
-It is written out, so that `lmgym list` does not import them. A test compares it with the `@register` decorators.
-"""
+It is written out, so that `lmgym list` does not import them. A test compares it with the `@register` decorators."""
 
 from dataclasses import dataclass
 
@@ -10,8 +9,7 @@ from dataclasses import dataclass
 class Entry:
     """One line of `lmgym list`.
 
-    Example: Entry("lmgym.rewards.text.form:length", "1 at the target number of words, falling off linearly")
-    """
+    Example: Entry("lmgym.rewards.text.form:length", "1 at the target number of words, falling off linearly")"""
 
     target: str  # "module:attribute"
     summary: str  # one line

@@ -2,8 +2,7 @@
 
 core/validation.py checks them, in a recipe and where the dataclass is built in Python, and `lmgym schema` prints them.
 A field with a bound of its own says it in place: `decimals: Annotated[int, Ge(0), Le(20)] = 3`. A `Rule` beside it says
-in words what would be right; a `FormerKey` is a name that the field had in older recipes.
-"""
+in words what would be right; a `FormerKey` is a name that the field had in older recipes."""
 
 import math
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ LARGEST_REWARD = 1e15
 class Rule:
     """The end of the error sentence of a field, in place of one made from its bounds.
 
-    Example: Annotated[int, Ge(1), Rule("it must be at least 1; leave it out to keep all")]
-    """
+    Example: Annotated[int, Ge(1), Rule("it must be at least 1; leave it out to keep all")]"""
 
     text: str
 

@@ -40,8 +40,7 @@ class Endpoint:
     (both times in seconds). `owner` begins each error: the part of the recipe that named the endpoint. A reply may have
     `largest` bytes.
 
-    Example: Endpoint("reward 'endpoint_judge'", "http://localhost:8000/v1", "judge", key=None)
-    """
+    Example: Endpoint("reward 'endpoint_judge'", "http://localhost:8000/v1", "judge", key=None)"""
 
     owner: str
     base_url: str

@@ -14,8 +14,7 @@ class LmgymError(Exception):
     It names the file, line or key and says what would be right. The command line prints it without a traceback and
     exits with status 1; in Python it is an ordinary exception.
 
-    Example: raise LmgymError("lmgym/recipes/a.yaml: unknown key 'stepz'; did you mean 'steps'?")
-    """
+    Example: raise LmgymError("lmgym/recipes/a.yaml: unknown key 'stepz'; did you mean 'steps'?")"""
 
     def __init__(self, message: object = "", *more: object) -> None:
         super().__init__(shortened(visible_lines(message)), *more)
@@ -29,8 +28,7 @@ def warn(sentence: str, category: type[Warning] = UserWarning, stacklevel: int =
 def shortened(text: str, limit: int = LONGEST_MESSAGE) -> str:
     """The text; of a longer one, the beginning and the end with "..." in between, `limit` characters in all.
 
-    Example: shortened("0123456789" * 100, 11) -> '01234...789'
-    """
+    Example: shortened("0123456789" * 100, 11) -> '01234...789'"""
     if len(text) <= limit:
         return text
     tail = (limit - 3) * 2 // 5
@@ -41,8 +39,7 @@ def describe(error: BaseException, limit: int = LONGEST_MESSAGE // 2) -> str:
     """The type of an exception and the first line of its message, `limit` characters at most. The message may come from
     anywhere: from a user's code, a library or a server.
 
-    Example: describe(ValueError("no such move\\n(try again)")) -> 'ValueError: no such move'
-    """
+    Example: describe(ValueError("no such move\\n(try again)")) -> 'ValueError: no such move'"""
     return shortened(": ".join(filter(None, [type(error).__name__, reason(error, limit)])), limit)
 
 
@@ -67,8 +64,7 @@ def place(error: BaseException, *calling: str) -> str:
     """Where a foreign exception was raised: " at FILE:LINE", empty if that is not known.
 
     The first frame outside of the files `calling` is the user's; the line is the innermost one in that file, since
-    deeper frames may be in libraries.
-    """
+    deeper frames may be in libraries."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
     skipped = (*calling, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")

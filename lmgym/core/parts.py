@@ -3,8 +3,7 @@
     surrogate: {name: clip, high: 0.28}   ->   Clip(high=0.28)
 
 A kind of part is a base class; its members are registered under that kind, so a plug-in adds one without touching what
-uses it. A key that a part does not have cannot be written.
-"""
+uses it. A key that a part does not have cannot be written."""
 
 import inspect
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """A recipe without its secrets, for what others get to see: fingerprints, model cards, trackers.
 
 A key belongs into an environment variable, whose name the recipe has (`key_variable`, `variables`). But a recipe can
-hold anything: arguments of somebody's environment, or of a program.
-"""
+hold anything: arguments of somebody's environment, or of a program."""
 
 import hashlib
 import re

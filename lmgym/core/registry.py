@@ -2,8 +2,7 @@
 
 Built-ins are in the table of builtins.py, so that `lmgym list` needs no torch. A plug-in is found by `@register` in a
 module that the recipe's `plugins:` lists, by an entry point of the group `lmgym.KIND`, or directly as
-"module:attribute".
-"""
+"module:attribute"."""
 
 import contextlib
 import difflib
@@ -55,8 +54,7 @@ def get(kind: str, name: str) -> Any:
 
     Raises LmgymError, with the nearest valid name, if there is none.
 
-    Example: get("algorithm", "grpo") -> <class 'lmgym.algorithms.grpo.algorithm.GRPO'>
-    """
+    Example: get("algorithm", "grpo") -> <class 'lmgym.algorithms.grpo.algorithm.GRPO'>"""
     _check_kind(kind)
     if ":" in name:
         return load_attribute(name, f"{kind} '{name}'")

@@ -4,8 +4,7 @@ No generator state has to be saved for a resumed run, and the order of calls doe
 uniform numbers whether it is sampled alone or with a thousand others.
 
 The generator is SplitMix64 used as a counter-based hash (Steele, Lea & Flood, OOPSLA 2014, section 5): the
-64-bit output function applied to key + counter * golden ratio.
-"""
+64-bit output function applied to key + counter * golden ratio."""
 
 from threading import RLock
 
@@ -21,8 +20,7 @@ def key(*path: int | str, parent: int = 0) -> int:
 
     `parent` is the key of the beginning of the path, if many keys share it: key(1, 2) is key(2, parent=key(1)).
 
-    Example: key(0, "sampling", 3) == key(0, "sampling", 3) != key(0, "sampling", 4)
-    """
+    Example: key(0, "sampling", 3) == key(0, "sampling", 3) != key(0, "sampling", 4)"""
     state = parent
     for part in path:
         if isinstance(part, str):

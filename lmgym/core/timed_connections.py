@@ -2,8 +2,7 @@
 
 The time limit of Python's sockets (httpx's too) is for one operation only: a server that sends a byte now and then is
 never too late for it. Here a timer shuts the connections down. Finding the address of a host name is not limited: the
-system does it, and its own limits apply.
-"""
+system does it, and its own limits apply."""
 
 import http.client
 import socket

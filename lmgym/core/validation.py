@@ -3,8 +3,7 @@
     TypeAdapter(hint)  ->  ValidationError  ->  LmgymError("steps is 0; it must be at least 1")
 
 A recipe's sections, a function's arguments and dataclasses built in Python are all checked here, from the same type
-hints. Booleans are no numbers, at any depth; a number that YAML reads as text ("1e-3") becomes one.
-"""
+hints. Booleans are no numbers, at any depth; a number that YAML reads as text ("1e-3") becomes one."""
 
 import inspect
 import math
@@ -68,8 +67,7 @@ def check_arguments(
 
     Values are checked against the type hints, if there are any, and converted like the rest of a recipe ("1e-3", which
     YAML reads as text, becomes a number). Raises LmgymError for an unknown, missing or wrong argument; `key` is the
-    section of the recipe in that sentence, `also` are further keys that the section may have.
-    """
+    section of the recipe in that sentence, `also` are further keys that the section may have."""
     named, open_ended = parameters_of(function, given)
     for name in arguments:
         if name not in named and not open_ended:
@@ -118,8 +116,7 @@ def hints_of(thing: Any) -> dict[str, Any]:
 def converted(hint: Any, value: Any, key: str) -> Any:
     """The value as its type hint wants it ("1e-3" becomes a number); LmgymError naming `key` if it cannot be.
 
-    Example: converted(Annotated[float, Gt(0)], "1e-3", "optimizer.learning_rate") -> 0.001
-    """
+    Example: converted(Annotated[float, Gt(0)], "1e-3", "optimizer.learning_rate") -> 0.001"""
     from pydantic import PydanticUserError, ValidationError
 
     try:
@@ -133,8 +130,7 @@ def converted(hint: Any, value: Any, key: str) -> Any:
 def metadata_of(hint: Any) -> list[Any]:
     """What `Annotated` says at any depth of a type hint, the outermost first.
 
-    Example: metadata_of(list[Annotated[int, Ge(1)]]) -> [Ge(ge=1)]
-    """
+    Example: metadata_of(list[Annotated[int, Ge(1)]]) -> [Ge(ge=1)]"""
     own = list(hint.__metadata__) if typing.get_origin(hint) is Annotated else []
     inner = typing.get_args(hint)[:1] if own else typing.get_args(hint)
     return own + [item for part in inner for item in metadata_of(part)]

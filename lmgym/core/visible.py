@@ -2,8 +2,7 @@
 seen or turns a text around is shown by signs.
 
 Everything that is printed passes through `harmless` (core/output.py), errors and warnings through `visible_lines`
-(core/errors.py); `visible` makes one line, for what is laid out; `escaped` is for JSON, which must keep its data.
-"""
+(core/errors.py); `visible` makes one line, for what is laid out; `escaped` is for JSON, which must keep its data."""
 
 import re
 import unicodedata
@@ -16,16 +15,14 @@ NOT_PLAIN = re.compile(r"[^ -~]")  # all others are themselves
 def visible(text: object) -> str:
     """The text as one line, in which control and invisible characters are replaced by visible signs.
 
-    Example: visible("a\\x1b[2Jb\\u202e\\n") -> 'a␛[2JbU+202E⏎'
-    """
+    Example: visible("a\\x1b[2Jb\\u202e\\n") -> 'a␛[2JbU+202E⏎'"""
     return NOT_PLAIN.sub(lambda found: _sign(found[0]), str(text))
 
 
 def visible_lines(text: object) -> str:
     """As `visible`, but with the text's own line breaks.
 
-    Example: visible_lines("a\\x1b[2Jb\\nc") -> 'a␛[2Jb\\nc'
-    """
+    Example: visible_lines("a\\x1b[2Jb\\nc") -> 'a␛[2Jb\\nc'"""
     return "\n".join(map(visible, str(text).split("\n")))
 
 
@@ -42,8 +39,7 @@ def harmless(text: str) -> str:
 def escaped(json: str) -> str:
     """JSON text with hidden characters as escapes, so that it holds the same data and can be printed.
 
-    Example: escaped('"\\x9b\\u202e é"') -> '"\\\\u009b\\\\u202e é"'
-    """
+    Example: escaped('"\\x9b\\u202e é"') -> '"\\\\u009b\\\\u202e é"'"""
     return NOT_PLAIN.sub(lambda found: found[0] if found[0] == "\n" else _escape(found[0]), json)
 
 

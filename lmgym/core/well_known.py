@@ -55,7 +55,6 @@ def about(kind: str, name: str, valid: Iterable[str]) -> str | None:
 def plainly(name: str) -> str:
     """A name in lower case with underscores, without what other libraries put behind it.
 
-    Example: plainly("Best-of-N"), plainly("GRPOTrainer"), plainly("dpo_config") -> ('best_of_n', 'grpo', 'dpo')
-    """
+    Example: plainly("Best-of-N"), plainly("GRPOTrainer"), plainly("dpo_config") -> ('best_of_n', 'grpo', 'dpo')"""
     plain = re.sub(r"[\s-]+", "_", name.strip().lower())
     return re.sub(r"_?(trainer|config|loss|algorithm)$", "", plain)

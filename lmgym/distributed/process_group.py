@@ -26,8 +26,7 @@ LISTENING = 1.0  # seconds, for the others to notice a loss too, and beyond a li
 def ranks_of_environment(seconds: float = SECONDS) -> Ranks:
     """The group that torchrun has started this process for; `ALONE` where it was not started by torchrun.
 
-    `seconds` is the limit of each wait for the others. Raises RankLost if the group does not come together.
-    """
+    `seconds` is the limit of each wait for the others. Raises RankLost if the group does not come together."""
     return ALONE if ranks_started() == 1 else ProcessGroup(seconds)
 
 

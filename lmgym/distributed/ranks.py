@@ -2,8 +2,7 @@
 
 Each process (a rank) holds the same policy, the same batch and the same records in memory. Where work can be cut into
 parts, a rank takes its own and the results are added or gathered, so that all ranks hold the same bits again. Imports
-no torch: the form for several processes is in process_group.py.
-"""
+no torch: the form for several processes is in process_group.py."""
 
 import json
 import os
@@ -64,8 +63,7 @@ class Ranks:
         """Each rank's parts, in their order. The costliest part goes first, each to the rank that has the least to do
         (a tie: to the lower rank), so that every rank finds the same answer.
 
-        Example: with 2 ranks, shares("abc", [5, 3, 2]) is [["a"], ["b", "c"]]
-        """
+        Example: with 2 ranks, shares("abc", [5, 3, 2]) is [["a"], ["b", "c"]]"""
         loads, owner = [0.0] * self.size, [0] * len(parts)
         for index in sorted(range(len(parts)), key=lambda index: -costs[index]):
             owner[index] = min(range(self.size), key=lambda rank: (loads[rank], rank))
@@ -75,8 +73,7 @@ class Ranks:
     def share_groups(self, items: Iterable[T], group: Callable[[T], Any]) -> list[T]:
         """This rank's items: neighbours of equal `group(item)` stay together, and each R-th group is this rank's.
 
-        Example: with 2 ranks, share_groups("aabbcc", str) is list("aacc") on the first rank
-        """
+        Example: with 2 ranks, share_groups("aabbcc", str) is list("aacc") on the first rank"""
         groups: list[list[T]] = [list(own) for _, own in groupby(items, key=group)]
         return [item for own in groups[self.rank :: self.size] for item in own]
 

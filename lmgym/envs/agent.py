@@ -1,7 +1,6 @@
 """Agent: translates between a gymnasium environment and a language model: observations to text, text to actions.
 
-One class with three short methods, each with a default. It holds no model. Source: LlamaGym.
-"""
+One class with three short methods, each with a default. It holds no model. Source: LlamaGym."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -57,8 +56,7 @@ class Agent:
         the action space, or raise an error (but see `is_mistake_of_code`).
 
         Default: the first number of the answer if the environment has numbered actions; JSON for a space of several
-        parts (Dict, Tuple); the text itself for a space of texts; otherwise all its numbers.
-        """
+        parts (Dict, Tuple); the text itself for a space of texts; otherwise all its numbers."""
         numbers = [float(number) for number in NUMBER.findall(text)]
         return read_action(self.action_space, text, numbers) if self._has_space() else numbers
 
@@ -81,8 +79,7 @@ def is_mistake_of_code(error: Exception) -> bool:
     import that fails, a method that is not written. Others, and an attribute of None, which `re.match` returns, mean
     that the answer could not be read.
 
-    Example: is_mistake_of_code(NameError("name 'txet' is not defined")) -> True
-    """
+    Example: is_mistake_of_code(NameError("name 'txet' is not defined")) -> True"""
     if isinstance(error, AttributeError):
         return error.obj is not None
     return isinstance(error, NameError | ImportError | NotImplementedError)
@@ -114,8 +111,7 @@ def to_text(value: Any) -> str:
 class Plain(Agent):
     """Numbers in, the number of an action out: works with any environment of gymnasium, without a prompt in words.
 
-    A line break separates an observation from the answer, for models without a chat template.
-    """
+    A line break separates an observation from the answer, for models without a chat template."""
 
     def format_observation(self, observation: Any) -> str:
         return to_text(observation) + "\n"

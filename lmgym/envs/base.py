@@ -18,8 +18,7 @@ class Step:
 
     Example: a wrong guess, with one more try: Step(messages=[{"role": "user", "content": "higher"}], reward=0.0)
     A line of reasoning, with more to come: Step(continuation="")
-    A calculator's result: Step(continuation="24>>", unfinished=True)
-    """
+    A calculator's result: Step(continuation="24>>", unfinished=True)"""
 
     messages: Sequence[Message] = ()  # the policy reads them before its next turn; empty at the end of the episode
     reward: float = 0.0  # earned by the action just taken
@@ -47,8 +46,7 @@ class Env(Protocol):
     - `demonstrate() -> str`, the answer that a supervised stage imitates now;
     - `close()`, called at the end of the episode;
     - `players: int`, the number of players; `first: int`, the player who begins; `learners`, the players whose turns
-      train (default: all). Each player has a separate conversation and a separate episode.
-    """
+      train (default: all). Each player has a separate conversation and a separate episode."""
 
     def reset(self, example: Example, seed: int) -> str | Sequence[Message]:
         """Begin the episode. Returns the first prompt, as text or chat messages."""

@@ -53,6 +53,5 @@ class Dialogue:
 def validity(reason: str) -> dict[str, Any]:
     """What a step notes on an answer that was a valid action (no reason), or was none.
 
-    Example: validity("it could not be read") -> {"invalid": 1.0, "reason": "it could not be read"}
-    """
+    Example: validity("it could not be read") -> {"invalid": 1.0, "reason": "it could not be read"}"""
     return {"invalid": 1.0, "reason": reason} if reason else {"invalid": 0.0}

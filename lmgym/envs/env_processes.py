@@ -1,8 +1,7 @@
 """Environments in worker processes: each call has a time limit, and a call that hangs or crashes costs one episode.
 
 It ends its process, and with it the other environments there. These are built again in a new process, and their actions
-are replayed: an environment is a pure function of (example, seed, actions).
-"""
+are replayed: an environment is a pure function of (example, seed, actions)."""
 
 import json
 import re

@@ -15,8 +15,7 @@ def filled(text: str, values: Mapping[str, Any], written: Callable[[Any], str], 
     """The text with each {name} replaced by that value, `written`. Raises LmgymError, which names the `key`, for a name
     that has none.
 
-    Example: filled("{board}\\nYou can: {actions}", {"board": "x.o", "actions": "2"}, str, "env.show")
-    """
+    Example: filled("{board}\\nYou can: {actions}", {"board": "x.o", "actions": "2"}, str, "env.show")"""
 
     def of(match: re.Match[str]) -> str:
         return written(_known(match[1], values, key))
@@ -28,8 +27,7 @@ def from_row(arguments: Mapping[str, Any], example: Example, key: str) -> dict[s
     """The arguments, each text that is one place, such as "{level}", replaced by that entry of the example's meta, as
     it stands there.
 
-    Example: from_row({"level": "{level}"}, Example("a/0", "?", meta={"level": 3}), "env.options") -> {"level": 3}
-    """
+    Example: from_row({"level": "{level}"}, Example("a/0", "?", meta={"level": 3}), "env.options") -> {"level": 3}"""
     found = {}
     for name, value in arguments.items():
         place = PLACE.fullmatch(value) if isinstance(value, str) else None

@@ -32,8 +32,7 @@ class Gymnasium(Section):
     the episode ends with that penalty. After `max_invalid` invalid answers in a row the episode ends with it in any
     case.
 
-    Example: Gymnasium(id="Blackjack-v1", agent="blackjack")
-    """
+    Example: Gymnasium(id="Blackjack-v1", agent="blackjack")"""
 
     section = "env"
 

@@ -34,8 +34,7 @@ class Fields(Agent):
     """The agent of OpenEnv's environments: an observation's fields as text; an answer is a JSON object of the action's
     fields, or, if the action has one required field, its value.
 
-    `action_space` is the JSON schema of the action.
-    """
+    `action_space` is the JSON schema of the action."""
 
     def get_system_prompt(self) -> str:
         """None for an action with one required field; else the schema."""
@@ -95,8 +94,7 @@ class OpenEnv(Section):
 
     Raises LmgymError for a class that cannot be loaded or built, or a server that cannot be reached within 8 seconds.
 
-    Example: OpenEnv(environment="my_env.server:MyEnvironment")
-    """
+    Example: OpenEnv(environment="my_env.server:MyEnvironment")"""
 
     section = "env"
 

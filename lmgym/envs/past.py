@@ -16,8 +16,7 @@ class Past:
     answered it, behind the first prompt. `thoughts`: drop takes what is between <think> and </think> out of earlier
     turns.
 
-    Example: Past(window=3, thoughts="drop")
-    """
+    Example: Past(window=3, thoughts="drop")"""
 
     window: int | None = None
     thoughts: Literal["keep", "drop"] = "keep"

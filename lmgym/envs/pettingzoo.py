@@ -29,8 +29,7 @@ class PettingZoo(Section):
     but only one side, drawn by the episode's seed, trains; frozen - the policy as it was when the stage began; random -
     legal moves by chance.
 
-    Example: PettingZoo(id="classic.tictactoe_v3", opponent="random")
-    """
+    Example: PettingZoo(id="classic.tictactoe_v3", opponent="random")"""
 
     section = "env"
 

@@ -20,8 +20,7 @@ def workers_of(env: Mapping[str, Any]) -> tuple[int, str]:
     """How many processes the environments of an `env:` section run in (0: the training process), and why none, if the
     recipe does not say.
 
-    Example: workers_of({"name": "my_games:Chess"}) -> (16, "")
-    """
+    Example: workers_of({"name": "my_games:Chess"}) -> (16, "")"""
     section = {key: value for key, value in env.items() if key not in ("seconds", "window", "thoughts")}
     make = registry.get("env", section.pop("name"))
     if (given := section.pop("workers", None)) is not None:
@@ -45,8 +44,7 @@ def workers_for_tools(names: Iterable[str]) -> int:
     "module:function". 0 where all of them are coroutine functions (these wait side by side), lmgym's own, or bound to
     this process.
 
-    Example: workers_for_tools(["calculator"]) -> 0
-    """
+    Example: workers_for_tools(["calculator"]) -> 0"""
     own = {name: registry.get("tool", name) for name in names if name not in registry.BUILTIN["tool"]}
     waiting = [name for name, make in own.items() if not inspect.iscoroutinefunction(make)]
     found = all(_target(make, name) == name and not imports_models(make) for name, make in own.items())

@@ -11,8 +11,7 @@ def fitted(space: Any, action: Any) -> Any:
     a list as a tuple. Whether it is in the space is for the caller. Raises ValueError or TypeError for numbers
     that no such array can hold.
 
-    Example: fitted(Box(-1, 1, (2,)), np.array([0.5, 0.1])) -> array([0.5, 0.1], dtype=float32)
-    """
+    Example: fitted(Box(-1, 1, (2,)), np.array([0.5, 0.1])) -> array([0.5, 0.1], dtype=float32)"""
     import numpy as np
     from gymnasium import spaces
 
@@ -37,8 +36,7 @@ def fitted(space: Any, action: Any) -> Any:
 def possible(space: Any, mask: Any) -> list[int]:
     """The actions of a space of numbers that the mask leaves; empty for another space.
 
-    Example: possible(Discrete(3), np.array([1, 0, 1], np.int8)) -> [0, 2]
-    """
+    Example: possible(Discrete(3), np.array([1, 0, 1], np.int8)) -> [0, 2]"""
     from gymnasium import spaces
 
     if not isinstance(space, spaces.Discrete):
@@ -50,8 +48,7 @@ def possible(space: Any, mask: Any) -> list[int]:
 def allowed(space: Any, action: Any, mask: Any) -> bool:
     """False if the mask, in the form that the space's `sample` takes, forbids this action of the space.
 
-    Example: allowed(Discrete(3), 1, np.array([1, 0, 1], np.int8)) -> False
-    """
+    Example: allowed(Discrete(3), 1, np.array([1, 0, 1], np.int8)) -> False"""
     from gymnasium import spaces
 
     if mask is None:

@@ -30,8 +30,7 @@ class TextGame(Section):
     and is told so; actions behind one that is none are not taken. `Step.info` has `invalid`, `actions` (how many were
     taken) and the numbers of the last info.
 
-    Example: TextGame(environment="my_games:Sokoban", actions={"Up": 1, "Down": 2}, answer="<answer>(.*?)</answer>")
-    """
+    Example: TextGame(environment="my_games:Sokoban", actions={"Up": 1, "Down": 2}, answer="<answer>(.*?)</answer>")"""
 
     section = "env"
 

@@ -24,8 +24,7 @@ class TextArena(Section):
     generator; each game here has a state of it. Raises LmgymError for an unknown id, or if the game refuses the number
     of players.
 
-    Example: TextArena(id="TicTacToe-v0", players=2)
-    """
+    Example: TextArena(id="TicTacToe-v0", players=2)"""
 
     section = "env"
 

@@ -30,8 +30,7 @@ class TextWorld(Section):
     The Z-machine reads ASCII; other characters become spaces. Commands to the interpreter (save, quit ...) are not
     passed on. Raises LmgymError if the package or a file is missing.
 
-    Example: TextWorld(game="games/level1.z8", commands=True)
-    """
+    Example: TextWorld(game="games/level1.z8", commands=True)"""
 
     section = "env"
 

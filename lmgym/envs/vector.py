@@ -1,8 +1,7 @@
 """Many environments behind one call. An environment that fails costs its own episode only.
 
 `InProcess` runs them in this process, one after the other, coroutines side by side; `EnvProcesses` (env_processes.py)
-in other processes, with a time limit. Each environment has a number: the index of its episode in the rollout.
-"""
+in other processes, with a time limit. Each environment has a number: the index of its episode in the rollout."""
 
 import inspect
 import numbers
@@ -31,8 +30,7 @@ class Opening:
     """The start of an episode: the first prompt, the strings that end the policy's turns, and keyword arguments of the
     chat template (`tools`).
 
-    Example: Opening("You hold 17; the dealer shows 6.")
-    """
+    Example: Opening("You hold 17; the dealer shows 6.")"""
 
     prompt: str | Sequence[Message]
     stop: tuple[str, ...] = ()
@@ -46,8 +44,7 @@ class Opening:
 class EnvFailure:
     """The answer of an environment that failed.
 
-    Example: EnvFailure("ValueError: no such move (at game.py:12)")
-    """
+    Example: EnvFailure("ValueError: no such move (at game.py:12)")"""
 
     message: str
 
@@ -85,8 +82,7 @@ class InProcess:
     coroutine functions are begun in the order of the requests, and wait side by side, `seconds` at most. A class may
     have `step_batch(envs, texts, stops)`, which answers the actions of many environments at once, as its `step` would.
 
-    Example: collect(prompts, actor, sampling, path, InProcess(SingleTurn))
-    """
+    Example: collect(prompts, actor, sampling, path, InProcess(SingleTurn))"""
 
     def __init__(self, make_env: Callable[[], Env], seconds: float | None = None) -> None:
         self.make_env, self.seconds = make_env, seconds

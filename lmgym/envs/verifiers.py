@@ -38,8 +38,7 @@ class Verifiers(Section):
 
     Raises LmgymError for a taskset that cannot be loaded, or one that needs more than this.
 
-    Example: Verifiers(taskset="my_taskset", rows=[0, 1000])
-    """
+    Example: Verifiers(taskset="my_taskset", rows=[0, 1000])"""
 
     section = "env"
 

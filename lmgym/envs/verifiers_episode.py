@@ -2,8 +2,7 @@
 
 verifiers asks a model for answers; lmgym asks an environment for steps. So the episode runs in an event loop in a
 thread, and each of its requests to the model waits there for the policy's next turn. All episodes of a process share
-that loop; one of them works at a time, while `start`, `answer` or `close` waits for it.
-"""
+that loop; one of them works at a time, while `start`, `answer` or `close` waits for it."""
 
 import asyncio
 import concurrent.futures
@@ -31,8 +30,7 @@ USES_MACHINE = ("run", "open_process", "run_background", "write", "read", "expos
 class ModelRequest:
     """What verifiers asks the model. `answered` gets the answer and why it ended, in the loop of the episode's thread.
 
-    Example: ModelRequest([{"role": "user", "content": "2+2="}], loop.create_future())
-    """
+    Example: ModelRequest([{"role": "user", "content": "2+2="}], loop.create_future())"""
 
     messages: list[Message]
     answered: asyncio.Future[tuple[str, str]]
@@ -47,8 +45,7 @@ class VerifiersEpisode:
     Example:
         episode = VerifiersEpisode(env, task, "agent")
         request = episode.start()                # a ModelRequest
-        trace = episode.answer("4", "eos")       # the trace of the finished episode
-    """
+        trace = episode.answer("4", "eos")       # the trace of the finished episode"""
 
     def __init__(self, env: Any, task: Any, role: str) -> None:
         self._env, self._task, self._role = env, task, role

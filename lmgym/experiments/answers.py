@@ -28,8 +28,7 @@ class Answered:
     with the reason why each ended: "eos", "stop", "length" or "context". In an environment of several turns an answer
     is the model's last message, and `conversations` have all messages.
 
-    Example: Answered("2+2=", "<s>2+2=", answers=["4"], stops=["eos"], conversations=[])
-    """
+    Example: Answered("2+2=", "<s>2+2=", answers=["4"], stops=["eos"], conversations=[])"""
 
     prompt: Prompt
     full_prompt: str
@@ -77,8 +76,7 @@ def answer_prompts(
 
     Raises LmgymError for an environment that writes its own prompts, and for prompts that do not fit the model.
 
-    Example: answer_prompts(find_model("runs/quickstart"), ["Ben has 4 cups and finds 3 more. How many?"])
-    """
+    Example: answer_prompts(find_model("runs/quickstart"), ["Ben has 4 cups and finds 3 more. How many?"])"""
     # 1. The prompts, before the model is loaded.
     config = named.config
     stage, section = config.stages[-1], config.evaluation

@@ -36,8 +36,7 @@ ALWAYS = ("reward", "length/mean", "truncated")  # metrics of every task; the ta
 class Comparison:
     """The result: each metric of both models with its difference, and every example with both answers.
 
-    Example: comparison.metrics["final_answer"].difference -> Interval(mean=0.25, low=0.08, high=0.41, count=64)
-    """
+    Example: comparison.metrics["final_answer"].difference -> Interval(mean=0.25, low=0.08, high=0.41, count=64)"""
 
     first: str
     second: str
@@ -80,8 +79,7 @@ def compare_models(
     differ. Sampled answers use the same random numbers on both sides. Raises LmgymError, before any model is loaded, if
     prompts or decoding of the two differ, and names the difference.
 
-    Example: compare_models("runs/a/recipe.yaml", "runs/a", ["evaluation.examples=1319"]).metrics["final_answer"]
-    """
+    Example: compare_models("runs/a/recipe.yaml", "runs/a", ["evaluation.examples=1319"]).metrics["final_answer"]"""
     console = console or Console(quiet=True)
     # Refuse an unfair comparison before any model is loaded.
     sides = find_models(first, second, overrides)

@@ -25,8 +25,7 @@ FOLDER = "evaluations"  # in a run folder
 class EvaluationRecord:
     """What was evaluated, how, and each metric with its 95% interval.
 
-    Example: evaluate_model(find_model("runs/a"), Console()).metrics["final_answer"] -> Interval(mean=0.61, ...)
-    """
+    Example: evaluate_model(find_model("runs/a"), Console()).metrics["final_answer"] -> Interval(mean=0.61, ...)"""
 
     model: str  # as the user named it
     recipe: str  # the recipe or run that says how it is asked, as the user named it
@@ -79,8 +78,7 @@ def evaluate_model(
     since greedy ones would all be equal. `recipe` and `overrides` are only recorded. Raises LmgymError if the data, the
     model or the decoding do not fit each other.
 
-    Example: evaluate_model(find_model("runs/quickstart"), Console(), samples=8).metrics["final_answer/pass@8"]
-    """
+    Example: evaluate_model(find_model("runs/quickstart"), Console(), samples=8).metrics["final_answer/pass@8"]"""
     # 1. Data and decoding, before the model is loaded.
     config = named.config
     stage, section = config.stages[-1], config.evaluation

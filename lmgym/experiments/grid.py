@@ -2,8 +2,7 @@
 
 There are two notations, which may be mixed: in the `runs:` section of a recipe, lists under dotted keys, and seeds; or
 anywhere in the tree `{expand: true, values: [...]}` instead of a value. Source of the second: RL4LMs,
-core_components/sweep.py.
-"""
+core_components/sweep.py."""
 
 import copy
 import hashlib
@@ -25,8 +24,7 @@ class Variant:
     """One of the combinations: its label (short, a valid folder name, computed from its values), its values by dotted
     key, and its tree.
 
-    Example: Variant("learning_rate-0.0001,seed-1", {"optimizer.learning_rate": 1e-4, "seed": 1}, {...})
-    """
+    Example: Variant("learning_rate-0.0001,seed-1", {"optimizer.learning_rate": 1e-4, "seed": 1}, {...})"""
 
     label: str
     settings: dict[str, Any] = field(hash=False)

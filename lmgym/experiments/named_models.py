@@ -2,8 +2,7 @@
 
 A name is a run folder (its newest weights), a model folder (one of a run's checkpoints/, best/ or final/, or any
 other), a recipe (its model before training), a built-in model or a Hub id. The last two kinds, and model folders
-outside of a run, have no recipe of their own.
-"""
+outside of a run, have no recipe of their own."""
 
 import difflib
 from collections.abc import Sequence
@@ -32,8 +31,7 @@ class NamedModel:
     """A model: the name that the user gave, its recipe, and the folder of its weights (None: the model of the recipe,
     untrained). `compute`, `threads` and `run` (the folder) are those of its run, if it belongs to one.
 
-    Example: NamedModel("runs/a/best", config, Path("runs/a/best"), "float32", threads=2, run=Path("runs/a"))
-    """
+    Example: NamedModel("runs/a/best", config, Path("runs/a/best"), "float32", threads=2, run=Path("runs/a"))"""
 
     name: str
     config: Config
@@ -90,8 +88,7 @@ def model_of_command(command: str, what: str, model: str | None, overrides: Sequ
 
     Raises LmgymError if `what` has no recipe, and as `find_model` does.
 
-    Example: model_of_command("eval", "recipe.yaml", "Qwen/Qwen2.5-0.5B-Instruct", ["evaluation.examples=100"])
-    """
+    Example: model_of_command("eval", "recipe.yaml", "Qwen/Qwen2.5-0.5B-Instruct", ["evaluation.examples=100"])"""
     named = find_model(what, overrides)
     if named is None:
         near = difflib.get_close_matches(what, packaged_recipes(), n=1)

@@ -28,8 +28,7 @@ def train_in_parallel(
     signal stopped it. Ctrl-C is passed on to each process, which finishes its step and saves; a second Ctrl-C ends them
     at once.
 
-    Example: train_in_parallel({"seed-0": config}, jobs=2, is_finished=is_finished, console=console)
-    """
+    Example: train_in_parallel({"seed-0": config}, jobs=2, is_finished=is_finished, console=console)"""
     failed: dict[str, str] = {}
     waiting = list(configs)
     running: dict[str, tuple[Process, float]] = {}

@@ -19,8 +19,7 @@ def plotted_runs(names: Sequence[str]) -> dict[str, list[Path]]:
 
     Raises LmgymError for what is no run, and for a folder that is named twice.
 
-    Example: plotted_runs(["runs/sweep"]) -> {"group_size-4": [runs/sweep/group_size-4,seed-0, ...], ...}
-    """
+    Example: plotted_runs(["runs/sweep"]) -> {"group_size-4": [runs/sweep/group_size-4,seed-0, ...], ...}"""
     lines: dict[str, list[Path]] = {}
     for name in names:
         folder = Path(name)

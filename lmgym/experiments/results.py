@@ -24,8 +24,7 @@ SEEDS_SHOWN = 5  # most seeds with one column each; more share one column
 class Member:
     """One of the runs: its label, its values of the swept keys (without the seed), and its config.
 
-    Example: Member("group_size-4,seed-0", {"algorithm.group_size": 4}, config)
-    """
+    Example: Member("group_size-4,seed-0", {"algorithm.group_size": 4}, config)"""
 
     label: str
     settings: dict[str, Any]
@@ -63,8 +62,7 @@ def report(
     """Write results.json, table.md and plot.png about the finished runs, and print the table.
 
     A table over seeds has every metric. A table over settings is sorted by `metric` on the recipe's evaluation split,
-    and shows the same metric on the final split too.
-    """
+    and shows the same metric on the final split too."""
     summaries = {
         member.label: _summary(member.folder / "summary.json") for member in members if member.label not in failed
     }

@@ -3,8 +3,7 @@
 OUT/
     recipe.yaml       the recipe with its `runs:`; `lmgym train OUT` resumes it
     seed-0/ ...       one run folder each (docs/run_folder.md), with log.txt if runs are parallel
-    results.json, table.md, plot.png    see results.py
-"""
+    results.json, table.md, plot.png    see results.py"""
 
 import json
 import traceback
@@ -37,8 +36,7 @@ ALWAYS = ("reward", "length/mean", "truncated", "reference_nll")  # metrics that
 class Runs(Section):
     """The `runs:` section of a recipe, which makes it several runs.
 
-    Example: Runs(seeds=[0, 1, 2], sweep={"algorithm.group_size": [4, 8]}, jobs=2)
-    """
+    Example: Runs(seeds=[0, 1, 2], sweep={"algorithm.group_size": [4, 8]}, jobs=2)"""
 
     section = "runs"
 
@@ -71,8 +69,7 @@ def plan(path: Path, overrides: Sequence[str] = ()) -> Plan | None:
 
     Raises LmgymError naming the file, the run and the key at fault.
 
-    Example: [member.label for member in plan(Path("lmgym/recipes/quickstart.yaml"), ["runs.seeds=[0,1]"]).members]
-    """
+    Example: [member.label for member in plan(Path("lmgym/recipes/quickstart.yaml"), ["runs.seeds=[0,1]"]).members]"""
     tree = read_yaml(path)
     for override in overrides:
         apply_override(tree, override, STAGE_KEYS)
@@ -153,8 +150,7 @@ def sweep_folder(planned: Plan, recipe: Path) -> Path:
     """The folder of all runs: `out`, or runs/<the recipe's name>. A folder with runs of this recipe is used again, even
     with other seeds or values; if it has runs of another recipe, a number is appended to the name.
 
-    Raises LmgymError if `out` has runs of another recipe.
-    """
+    Raises LmgymError if `out` has runs of another recipe."""
     if planned.out is not None:
         folder = Path(planned.out)
         if (folder / "recipe.yaml").is_file() and not _same_base(folder, planned):
@@ -174,8 +170,7 @@ def train_all(planned: Plan, folder: Path, changed: bool = False, console: Conso
     If a run fails, the others still train. `changed`: overrides change the recipe in `folder`, so its runs may differ
     from their folders. Raises LmgymError, before any run trains, if the folder of a run has a run of another recipe.
 
-    Example: train_all(plan(Path("recipe.yaml")), Path("runs/recipe"))
-    """
+    Example: train_all(plan(Path("recipe.yaml")), Path("runs/recipe"))"""
     console = console or Console()
     for member in planned.members:
         member.config.out = str(folder / member.label)

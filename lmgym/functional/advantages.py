@@ -46,8 +46,7 @@ def leave_one_out(score: PerRow, episode: RowIds, group: RowIds) -> PerRow:
 
     Equals group_centred times n / (n - 1).
 
-    Example: leave_one_out(torch.tensor([1., 0.]), torch.arange(2), torch.zeros(2).long()) -> tensor([ 1., -1.])
-    """
+    Example: leave_one_out(torch.tensor([1., 0.]), torch.arange(2), torch.zeros(2).long()) -> tensor([ 1., -1.])"""
     first = first_rows(episode)
     _, inverse = torch.unique(group, return_inverse=True)
     counts = sums(first.to(score.dtype), inverse)[inverse]
@@ -211,8 +210,7 @@ def first_rows(episode: RowIds) -> Bool[Tensor, " N"]:
 def sums(values: PerRow, inverse: RowIds) -> Float[Tensor, " G"]:
     """The sum of the values of each number in `inverse` [G].
 
-    Example: sums(torch.tensor([1., 2., 4.]), torch.tensor([0, 1, 0])) -> tensor([5., 2.])
-    """
+    Example: sums(torch.tensor([1., 2., 4.]), torch.tensor([0, 1, 0])) -> tensor([5., 2.])"""
     return torch.zeros(int(inverse.max()) + 1, dtype=values.dtype, device=values.device).index_add(0, inverse, values)
 
 

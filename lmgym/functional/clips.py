@@ -12,8 +12,7 @@ def token_log_ratio_of_sequence(new: PerToken, old: PerToken, actions: Mask) -> 
     """The value of `sequence_log_ratio`, with the gradient of each token's own log-probability; zero elsewhere.
 
     Its exponential is GSPO-token's ratio sg(s) pi / sg(pi) (arXiv 2507.18071, section 4.3): GSPO's where all tokens of
-    a row share an advantage, and right where they do not.
-    """
+    a row share an advantage, and right where they do not."""
     return (sequence_log_ratio(new, old, actions).detach() + new - new.detach()) * actions
 
 
@@ -50,8 +49,7 @@ def gradient_preserving_clip(
     A < 0) or `keep_high` (above, A > 0), and its gradient is that of the log-probability times this value.
 
     Example: gradient_preserving_clip(torch.tensor([[1.5, 0.5]]), torch.tensor([[1., -1.]]), 0.2, 0.28, 0.75, 1.0)[0]
-    -> tensor([[-1.2800,  0.6000]])
-    """
+    -> tensor([[-1.2800,  0.6000]])"""
     above, below = (ratio > 1 + clip_high) & (advantages > 0), (ratio < 1 - clip_low) & (advantages < 0)
     gradient = ratio / ratio.detach()  # 1, with the gradient of the log-probability
     highest, lowest = (ratio.new_tensor(value) for value in (keep_high * (1 + clip_high), keep_low * (1 - clip_low)))
@@ -72,8 +70,7 @@ def gamma_weight(
     (k, lambda) is `positive` where A >= 0, else `negative`. It is 1 at w = 1 and falls to 0 on both sides.
 
     Example: gamma_weight(torch.tensor([[0.3, 0.2]]), torch.ones(1, 2), torch.ones(1, 2).bool(), (2., 3.), (3., 2.))
-    -> tensor([[0.3882, 0.3882]])
-    """
+    -> tensor([[0.3882, 0.3882]])"""
     total = (log_ratio.detach().clamp(-20.0, 20.0) * actions).sum(1, keepdim=True)
     total = total.clamp(math.log(1e-8), 20.0)
     pairs = zip(positive, negative, strict=True)
@@ -87,6 +84,5 @@ def probability_mask(new: PerToken, old: PerToken, bound: float) -> Mask:
     prime-rl's `ipo` loss; `losses.dppo_mask` looks at one side only. `old` is the sampler there.
 
     Example: probability_mask(torch.tensor([[.9, .1]]).log(), torch.tensor([[.7, .15]]).log(), 0.1)
-    -> tensor([[ True, False]])
-    """
+    -> tensor([[ True, False]])"""
     return (new.detach().exp() - old.exp()).abs() > bound

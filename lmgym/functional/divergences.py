@@ -40,8 +40,7 @@ class Divergence:
     ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R V"]]:
         """The divergence of each pair of distributions, and its gradient by the logits whose softmax is p.
 
-        Tokens that neither distribution can give have -inf in both, and count for nothing.
-        """
+        Tokens that neither distribution can give have -inf in both, and count for nothing."""
         p = logprobs_p.exp()
         if self.name == "forward_kl":
             q = logprobs_q.exp()
@@ -88,8 +87,7 @@ def with_rest(logprobs: Float[Tensor, "R K"]) -> Float[Tensor, "R K+1"]:
     The sum is taken in fp64. Numbers in single precision leave it uncertain by about 2^-23 or less, and the others get
     at least that (`SMALLEST_REST`): so they are never impossible, and where they have less, they count as having 2^-23.
 
-    Example: with_rest(torch.tensor([[.5, .3]]).log()).exp() -> [[.5, .3, .2]]
-    """
+    Example: with_rest(torch.tensor([[.5, .3]]).log()).exp() -> [[.5, .3, .2]]"""
     total = logprobs.double().exp().sum(-1, keepdim=True)
     return torch.cat([logprobs, (1 - total).clamp(min=SMALLEST_REST).log().to(logprobs.dtype)], -1)
 

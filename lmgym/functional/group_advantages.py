@@ -18,8 +18,7 @@ def mean_scaled(score: PerRow, episode: RowIds, group: RowIds) -> PerRow:
     are answers. A group that earned nothing gets zero. Raises ValueError for a score below 0.
 
     Example: mean_scaled(torch.tensor([1., 0., 0., 0.]), torch.arange(4), torch.zeros(4).long())
-    -> tensor([ 3., -1., -1., -1.])
-    """
+    -> tensor([ 3., -1., -1., -1.])"""
     if bool((score < 0).any()):
         raise ValueError(f"a score of {float(score.min()):.4g}, and only scores of 0 or more can be divided by a mean")
     mixed, means = mixed_groups(score, group), group_means(score, episode, group)
@@ -33,8 +32,7 @@ def length_weighted(score: PerRow, lengths: PerRow, episode: RowIds, group: RowI
     one, or of equal scores, gets exactly zero.
 
     Example: length_weighted(torch.tensor([1., 0.]), torch.tensor([1., 3.]), torch.arange(2), torch.zeros(2).long())
-    -> tensor([ 0.7500, -0.2500])
-    """
+    -> tensor([ 0.7500, -0.2500])"""
     first = first_rows(episode).to(score.dtype)
     _, inverse = torch.unique(group, return_inverse=True)
     weight = lengths.to(score.dtype) * first
@@ -47,8 +45,7 @@ def deviation_of_others(score: PerRow, episode: RowIds, group: RowIds) -> PerRow
     fewer than two (NeMo-RL's `normalize_rewards` beside `use_leave_one_out_baseline`).
 
     Example: deviation_of_others(torch.tensor([3., 0., 2.]), torch.arange(3), torch.zeros(3).long())
-    -> tensor([1.4142, 0.7071, 2.1213])
-    """
+    -> tensor([1.4142, 0.7071, 2.1213])"""
     first = first_rows(episode)
     values = torch.ones_like(score[first])
     for one in torch.unique(group):
@@ -71,8 +68,7 @@ def pass_at_k(score: PerRow, episode: RowIds, group: RowIds, k: int) -> PerRow:
     Raises ValueError for k below 2.
 
     Example: pass_at_k(torch.tensor([1., 1., 0., 0.]), torch.arange(4), torch.zeros(4).long(), 2)
-    -> tensor([1.3333, 1.3333, 0.0000, 0.0000])
-    """
+    -> tensor([1.3333, 1.3333, 0.0000, 0.0000])"""
     if k < 2:
         raise ValueError(f"k is {k}; the best of 1 answer is the answer, so k must be at least 2")
     first = first_rows(episode)
@@ -114,8 +110,7 @@ def gdpo_advantages(
 def ranks_in_group(values: PerRow, episode: RowIds, group: RowIds) -> RowIds:
     """How many episodes of its group come before each row's own, by ascending value, equals by number of the episode.
 
-    Example: ranks_in_group(torch.tensor([9., 4., 4.]), torch.arange(3), torch.zeros(3).long()) -> tensor([2, 0, 1])
-    """
+    Example: ranks_in_group(torch.tensor([9., 4., 4.]), torch.arange(3), torch.zeros(3).long()) -> tensor([2, 0, 1])"""
     first = first_rows(episode)
     numbers, own, of = episode[first], values[first], group[first]
     order = torch.argsort(numbers)
@@ -132,8 +127,7 @@ def mixed_scale(score: PerRow, episode: RowIds, group: RowIds) -> float:
 
     So a step is not smaller for the groups from which nothing can be learned.
 
-    Example: mixed_scale(torch.tensor([0., 1., 1., 1.]), torch.arange(4), torch.tensor([0, 0, 1, 1])) -> 2.0
-    """
+    Example: mixed_scale(torch.tensor([0., 1., 1., 1.]), torch.arange(4), torch.tensor([0, 0, 1, 1])) -> 2.0"""
     first = first_rows(episode)
     mixed = int((mixed_groups(score, group) & first).sum())
     return int(first.sum()) / mixed if mixed else 1.0
@@ -143,8 +137,7 @@ def overlong_penalty(lengths: PerRow, limit: int, share: float) -> PerRow:
     """0 up to (1 - share) of the limit, then falling linearly to -1 at the limit, and -1 beyond (soft overlong
     punishment; DAPO, arXiv 2503.14476, eq. 13). `lengths` are in tokens.
 
-    Example: overlong_penalty(torch.tensor([80., 90., 100.]), 100, 0.2) -> tensor([ 0.0000, -0.5000, -1.0000])
-    """
+    Example: overlong_penalty(torch.tensor([80., 90., 100.]), 100, 0.2) -> tensor([ 0.0000, -0.5000, -1.0000])"""
     buffer = share * limit
     return -((lengths - (limit - buffer)) / buffer).clamp(0.0, 1.0)
 

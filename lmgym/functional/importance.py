@@ -1,8 +1,7 @@
 """Importance correction: what the loss of a token weighs, where the sampler's distribution was not the trainer's.
 
 `old` are the trainer's log-probabilities with the weights that sampled, `sampler` (mu) what the sampler said of itself.
-All weights are constants to the gradient, and 1 for tokens that are no actions.
-"""
+All weights are constants to the gradient, and 1 for tokens that are no actions."""
 
 from typing import Literal
 
@@ -48,8 +47,7 @@ def importance_weight(
 ) -> tuple[PerToken, Mask]:
     """`bounded_weight` of pi_old / mu of each action, or (level="sequence") of a row's product.
 
-    Example: importance_weight(old, sampler, actions, "sequence", None, 3.0, "mask")[0]  # TRL's default
-    """
+    Example: importance_weight(old, sampler, actions, "sequence", None, 3.0, "mask")[0]  # TRL's default"""
     return bounded_weight(importance_ratio(old, sampler, actions, level), low, high, outside)
 
 
@@ -60,8 +58,7 @@ def mismatched_rows(old: PerToken, sampler: PerToken, actions: Mask, bound: floa
     to 1 (verl's rollout correction, `geometric`: 1.0002 to 1.001 by its documentation).
 
     Example: mismatched_rows(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.2, -1.2]]), torch.ones(1, 2).bool(), 1.1)
-    -> tensor([[True, True]])
-    """
+    -> tensor([[True, True]])"""
     mean = sequence_log_ratio(old.detach(), sampler, actions)
     return mean.exp().gt(bound) | mean.neg().exp().gt(bound)
 

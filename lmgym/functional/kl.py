@@ -36,8 +36,7 @@ def proportional_update(coefficient: float, kl: float, target: float, rate: floa
 
     `kl` and `target` are in nats per token (the mean log-ratio of the rollout).
 
-    Example: round(proportional_update(0.1, kl=0.3, target=0.1), 6) -> 0.102
-    """
+    Example: round(proportional_update(0.1, kl=0.3, target=0.1), 6) -> 0.102"""
     return coefficient * (1 + rate * _error(kl, target, bound))
 
 
@@ -48,8 +47,7 @@ def horizon_update(
 
     `kl` and `target` are in nats per answer there; `samples` answers were drawn since the last update.
 
-    Example: round(horizon_update(0.2, kl=3.0, target=6.0, horizon=10_000, samples=16), 6) -> 0.199936
-    """
+    Example: round(horizon_update(0.2, kl=3.0, target=6.0, horizon=10_000, samples=16), 6) -> 0.199936"""
     return coefficient * (1 + _error(kl, target, bound) * samples / horizon)
 
 

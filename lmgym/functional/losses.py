@@ -82,8 +82,7 @@ def clipped_weight(ratio: PerToken, clip_low: float, clip_high: float) -> PerTok
     """clip(r, 1 - clip_low, 1 + clip_high) without gradient: CISPO's weight of a token's policy gradient (MiniMax-M1,
     arXiv 2506.13585, eq. 4 and 5). The paper has no lower bound: clip_low 1.
 
-    Example: clipped_weight(torch.tensor([[7., 0.5]]), 1.0, 4.0) -> tensor([[5.0000, 0.5000]])
-    """
+    Example: clipped_weight(torch.tensor([[7., 0.5]]), 1.0, 4.0) -> tensor([[5.0000, 0.5000]])"""
     return ratio.detach().clamp(1 - clip_low, 1 + clip_high)
 
 

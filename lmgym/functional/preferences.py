@@ -33,8 +33,7 @@ def best_and_worst(score: Float[Tensor, " E"], group: Int[Tensor, " E"]) -> tupl
 def ordered(margin: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
     """1 for a pair whose margin is above 0, 0 for one below, and 1/2 for none at all, as before any training.
 
-    Example: ordered(torch.tensor([0.3, 0.0, -0.1])) -> tensor([1.0000, 0.5000, 0.0000])
-    """
+    Example: ordered(torch.tensor([0.3, 0.0, -0.1])) -> tensor([1.0000, 0.5000, 0.0000])"""
     return (margin > 0).to(margin.dtype) + 0.5 * (margin == 0)
 
 
@@ -56,8 +55,7 @@ def pair_loss(
     (conservative DPO, Mitchell 2023). hinge: max(0, 1 - beta h) (SLiC, arXiv 2305.10425). ipo: (h - 1 / (2 beta))^2
     (arXiv 2310.12036, eq. 17, whose tau is beta).
 
-    Example: pair_loss(torch.tensor([0.0]), "sigmoid", beta=0.1) -> tensor([0.6931])
-    """
+    Example: pair_loss(torch.tensor([0.0]), "sigmoid", beta=0.1) -> tensor([0.6931])"""
     if objective == "hinge":
         return torch.relu(1 - beta * difference)
     if objective == "ipo":
@@ -71,8 +69,7 @@ def odds_ratio_loss(chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"]) 
     """ORPO's loss of each pair (arXiv 2403.07691, eq. 7), from the mean log-probabilities per token: -log sigmoid of
     the difference of log(p / (1 - p)), where p is the geometric mean of an answer's probabilities.
 
-    Example: odds_ratio_loss(torch.tensor([-0.5]), torch.tensor([-0.5])) -> tensor([0.6931])
-    """
+    Example: odds_ratio_loss(torch.tensor([-0.5]), torch.tensor([-0.5])) -> tensor([0.6931])"""
     # An answer of probability 1 would have odds without end; -eps is the next smaller number.
     means = [mean.clamp(max=-torch.finfo(mean.dtype).eps) for mean in (chosen, rejected)]
     odds = [mean - torch.log(-torch.expm1(mean)) for mean in means]
@@ -91,8 +88,7 @@ def kto_loss(
     (ratio - baseline)) of a good one and 1 - sigmoid(beta (baseline - ratio)) of a bad one, times its weight. The
     `baseline` is the KL to the reference, a constant to the gradient.
 
-    Example: kto_loss(torch.tensor([0.0]), torch.tensor([True]), torch.tensor(0.0), beta=0.1) -> tensor([0.5000])
-    """
+    Example: kto_loss(torch.tensor([0.0]), torch.tensor([True]), torch.tensor(0.0), beta=0.1) -> tensor([0.5000])"""
     gain = torch.where(good, ratio - baseline, baseline - ratio)
     weight = torch.where(good, ratio.new_tensor(good_weight), ratio.new_tensor(bad_weight))  # in the ratio's precision
     return weight * (1 - torch.sigmoid(beta * gain))

@@ -1,8 +1,7 @@
 """From per-token terms to one loss: weights that do not depend on how a batch is split.
 
 A loss is sum_t weight_t * term_t. The weights [N T] are computed once per optimizer step, from totals over all of its
-rows on all ranks. So micro-batches, padding, row order and the number of ranks do not change the gradient.
-"""
+rows on all ranks. So micro-batches, padding, row order and the number of ranks do not change the gradient."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,8 +20,7 @@ Reduction = Literal["token", "sequence", "constant"]
 class Totals:
     """Counts over one whole optimizer step.
 
-    Example: two episodes of 3 and 1 actions: Totals(tokens=4, episodes=2)
-    """
+    Example: two episodes of 3 and 1 actions: Totals(tokens=4, episodes=2)"""
 
     tokens: int
     episodes: int
@@ -45,8 +43,7 @@ def weights(reduction: Reduction, actions: Mask, episode_tokens: PerRow, total: 
     token: 1 / total tokens (DAPO, arXiv 2503.14476, eq. 8). sequence: 1 / (tokens of its episode * episodes), the mean
     over episodes of their means (GRPO, arXiv 2402.03300, eq. 3). constant: 1 / episodes, the mean over episodes of
     their sums (REINFORCE; Dr. GRPO, arXiv 2503.20783, which also divides its term by the length limit). Raises
-    ValueError for another reduction.
-    """
+    ValueError for another reduction."""
     if reduction == "token":
         per_row = torch.full_like(episode_tokens, 1.0 / max(total.tokens, 1))
     elif reduction == "sequence":

@@ -19,8 +19,7 @@ def draw(
     Each row has one uniform number in [0, 1), so its token does not depend on the other rows. Two levels (first sums of
     blocks of the vocabulary, then one block) avoid a cumulative sum over the whole vocabulary.
 
-    Example: draw(torch.tensor([[.25, .75]]).log(), 1.0, torch.tensor([.5])) -> (tensor([1]), tensor([-0.2877]))
-    """
+    Example: draw(torch.tensor([[.25, .75]]).log(), 1.0, torch.tensor([.5])) -> (tensor([1]), tensor([-0.2877]))"""
     if temperature == 0:
         logits = fp32_or_wider(logits)
         tokens = logits.argmax(-1)

@@ -24,8 +24,7 @@ def values_after(values: PerToken, last_values: PerRow, actions: Mask) -> PerTok
     next action, and `last_values` after a row's last one. Zero, or without meaning, elsewhere.
 
     Example: values_after(torch.tensor([[0.0, 3.0, 4.0]]), torch.tensor([5.0]), torch.tensor([[False, True, True]])) ->
-        tensor([[3., 4., 5.]])
-    """
+        tensor([[3., 4., 5.]])"""
     width = actions.shape[1]
     after = torch.cat([values[:, 1:], values.new_zeros(len(values), 1)], dim=1)
     last = (actions * torch.arange(width, device=actions.device)).max(1).values
@@ -36,8 +35,7 @@ def first_wrong(right: Bool[Tensor, " S"], answer: Int[Tensor, " S"]) -> Int[Ten
     """The number of the first step of each answer that is not right, from 0; -1 where all are. Steps in their order,
     answers in ascending order of their number.
 
-    Example: first_wrong(torch.tensor([True, False, False, True]), torch.tensor([4, 4, 4, 7])) -> tensor([1, -1])
-    """
+    Example: first_wrong(torch.tensor([True, False, False, True]), torch.tensor([4, 4, 4, 7])) -> tensor([1, -1])"""
     found = []
     for number in torch.unique(answer).tolist():
         wrong = (~right[answer == number]).nonzero()[:, 0]

@@ -13,8 +13,7 @@ def top_quantile(values: PerToken, mask: Mask, share: float) -> Mask:
     (arXiv 2506.01939, with a share of 0.2).
 
     Example: top_quantile(torch.tensor([[.1, .9, .5, .7]]), torch.tensor([[1, 1, 1, 0]]).bool(), 0.5)
-    -> tensor([[False,  True,  True, False]])
-    """
+    -> tensor([[False,  True,  True, False]])"""
     own = values[mask].detach().sort().values
     if not len(own):
         return torch.zeros_like(mask)
@@ -31,8 +30,7 @@ def covariances(logprobs: PerToken, advantages: PerToken, mask: Mask) -> PerToke
     Tokens where it is large, likely ones with a large advantage, are those that lower the entropy.
 
     Example: covariances(torch.tensor([[-1., -3.]]), torch.tensor([[1., 0.]]), torch.ones(1, 2).bool())
-    -> tensor([[0.5000, 0.5000]])
-    """
+    -> tensor([[0.5000, 0.5000]])"""
     own = logprobs.detach()
     return (own - masked_mean(own, mask)) * (advantages - masked_mean(advantages, mask)) * mask
 
@@ -45,8 +43,7 @@ def share_of(count: int, share: float) -> int:
 def largest(values: PerToken, mask: Mask, share: float) -> Mask:
     """True on the `share` of the mask's entries with the largest values, one at least.
 
-    Example: largest(torch.tensor([[.1, .9, .5]]), torch.ones(1, 3).bool(), 0.5) -> tensor([[False,  True, False]])
-    """
+    Example: largest(torch.tensor([[.1, .9, .5]]), torch.ones(1, 3).bool(), 0.5) -> tensor([[False,  True, False]])"""
     found = torch.zeros_like(mask)
     row, column = mask.nonzero(as_tuple=True)
     if not len(row):

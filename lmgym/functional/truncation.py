@@ -2,8 +2,7 @@
 
 A set is stored as a row of an array. uint8: one bit for each token of the vocabulary. int32: the ids themselves, with
 the first one repeated to fill the row. The smaller form is used, so a set takes min(4 * its size, ceil(V / 8)) bytes.
-In a batch all sets have one form, and none takes more than ceil(V / 8) bytes.
-"""
+In a batch all sets have one form, and none takes more than ceil(V / 8) bytes."""
 
 import math
 from collections.abc import Sequence
@@ -22,8 +21,7 @@ Sets = npt.NDArray[np.uint8] | npt.NDArray[np.int32]  # [sets, width]
 class Candidates(NamedTuple):
     """The tokens that each of R rows may draw, as a table of C columns, where C is the size of the largest set.
 
-    Example: Candidates(ids=[[4, 9], [2, 2]], inside=[[1, 1], [1, 0]]): tokens 4 and 9, or token 2
-    """
+    Example: Candidates(ids=[[4, 9], [2, 2]], inside=[[1, 1], [1, 0]]): tokens 4 and 9, or token 2"""
 
     ids: Int[Tensor, "R C"]
     inside: Bool[Tensor, "R C"]  # False: padding of the table
@@ -86,8 +84,7 @@ def top_p(logits: Float[Tensor, "R V"], amount: float, least: int = 1) -> Bool[T
     Nucleus sampling, arXiv 1904.09751, section 3.1; the token that crosses `amount` is included. Equally likely tokens
     are kept or dropped together.
 
-    Example: top_p(torch.tensor([[.1, .4, .3, .2]]).log(), 0.6).int() -> tensor([[0, 1, 1, 0]], dtype=torch.int32)
-    """
+    Example: top_p(torch.tensor([[.1, .4, .3, .2]]).log(), 0.6).int() -> tensor([[0, 1, 1, 0]], dtype=torch.int32)"""
     if amount >= 1:  # by rounding, the cumulative sum could reach 1 too early
         return torch.ones_like(logits, dtype=torch.bool)
     return logits >= _crossing(logits, amount, least)[:, None]
@@ -96,8 +93,7 @@ def top_p(logits: Float[Tensor, "R V"], amount: float, least: int = 1) -> Bool[T
 def top_k(logits: Float[Tensor, "R V"], amount: int, least: int = 1) -> Bool[Tensor, "R V"]:
     """The `amount` most likely tokens, at least `least`; more only if the last ones are equally likely.
 
-    Example: top_k(torch.tensor([[.1, .5, .4]]).log(), 2).int() -> tensor([[0, 1, 1]], dtype=torch.int32)
-    """
+    Example: top_k(torch.tensor([[.1, .5, .4]]).log(), 2).int() -> tensor([[0, 1, 1]], dtype=torch.int32)"""
     count = min(max(amount, least, 1), logits.shape[1])
     return logits >= logits.topk(count, dim=-1).values[:, -1:]
 

@@ -2,8 +2,7 @@
 
 The caller has a gradient g and a function v -> F v + damping v, where F is the Fisher matrix. The step is
 step_size * x, with x from `conjugate_gradient`; a line search of the caller shortens it until divergence and surrogate
-are acceptable.
-"""
+are acceptable."""
 
 from collections.abc import Callable
 
@@ -49,8 +48,7 @@ def step_size(delta: float, curvature: Float[Tensor, ""]) -> Float[Tensor, ""]:
 
     Zero where the curvature is zero, as it is for a zero gradient.
 
-    Example: step_size(0.01, torch.tensor(1.3852814)) -> tensor(0.1202)
-    """
+    Example: step_size(0.01, torch.tensor(1.3852814)) -> tensor(0.1202)"""
     return torch.where(curvature == 0, torch.zeros_like(curvature), (2 * delta / curvature).sqrt())
 
 
@@ -61,8 +59,7 @@ def fisher_of_softmax(logits: Float[Tensor, "R V"], tangent: Float[Tensor, "R V"
     It is also the second derivative of the divergence at p = q, so J^T fisher_of_softmax(J v), summed over tokens, is
     F v without double backward. Excluded tokens (logits of -inf) get zero, and their tangent is not read.
 
-    Example: fisher_of_softmax(torch.zeros(1, 2), torch.tensor([[1., 0.]])) -> tensor([[ 0.2500, -0.2500]])
-    """
+    Example: fisher_of_softmax(torch.zeros(1, 2), torch.tensor([[1., 0.]])) -> tensor([[ 0.2500, -0.2500]])"""
     probabilities = logits.softmax(-1)
     tangent = tangent.masked_fill(probabilities == 0, 0.0)
     return probabilities * (tangent - (probabilities * tangent).sum(-1, keepdim=True))
@@ -74,8 +71,7 @@ def categorical_kl(logits_p: Float[Tensor, "R V"], logits_q: Float[Tensor, "R V"
     Tokens that p excludes (logits of -inf) add zero, also to the gradient; a token that only q excludes makes it
     infinite. TRPO's paper has p = old and q = new (RL4LMs and sb3-contrib the other way round).
 
-    Example: categorical_kl(torch.tensor([[.5, .5]]).log(), torch.tensor([[.25, .75]]).log()) -> tensor([0.1438])
-    """
+    Example: categorical_kl(torch.tensor([[.5, .5]]).log(), torch.tensor([[.25, .75]]).log()) -> tensor([0.1438])"""
     log_p, log_q = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
     p = log_p.exp()
     return (p * torch.where(p == 0, 0.0, log_p - log_q)).sum(-1)

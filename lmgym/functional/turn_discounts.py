@@ -1,8 +1,7 @@
 """Credit by turns: each answer of an episode is a step. Tensors in, tensors out.
 
 `Batch.turn` [N T] numbers the turns of an episode. Actions of one number are one step, even if other tokens are between
-them (a calculator's result in the middle of a line). Two turns are two steps, even without a token between them.
-"""
+them (a calculator's result in the middle of a line). Two turns are two steps, even without a token between them."""
 
 import torch
 from jaxtyping import Float, Int
@@ -61,8 +60,7 @@ def per_turn(turn: Int[Tensor, "E L"], factor: float, dtype: torch.dtype = torch
 
     The last column is `factor`: the discount of the state after the episode.
 
-    Example: per_turn(torch.tensor([[0, 0, 1]]), 0.5) -> tensor([[1.0000, 0.5000, 0.5000]])
-    """
+    Example: per_turn(torch.tensor([[0, 0, 1]]), 0.5) -> tensor([[1.0000, 0.5000, 0.5000]])"""
     ends = torch.ones_like(turn, dtype=torch.bool)
     ends[:, :-1] = turn[:, 1:] != turn[:, :-1]
     return torch.ones(turn.shape, dtype=dtype, device=turn.device).masked_fill(ends, factor)

@@ -1,7 +1,6 @@
 """The interface of an inference engine: prompts as token ids in, completions as token ids with log-probabilities out.
 
-An engine knows nothing of texts, environments or rewards. `Sampling` is also the `sampling:` section of a recipe.
-"""
+An engine knows nothing of texts, environments or rewards. `Sampling` is also the `sampling:` section of a recipe."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,8 +32,7 @@ class Sampling(Section):
     at least min_p times the highest probability (the order of Hugging Face). Equally likely tokens are kept or dropped
     together. The kept set of each token is stored with its answer; log-probabilities are renormalised on it.
 
-    Example: Sampling(temperature=1.0, max_new_tokens=256, stop=("\n\n",), top_k=50)
-    """
+    Example: Sampling(temperature=1.0, max_new_tokens=256, stop=("\n\n",), top_k=50)"""
 
     section = "sampling"
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -126,8 +124,7 @@ class Decoding(Sampling):
 
     Nothing is trained on them, so the sets of truncated sampling are not stored.
 
-    Example: beam search: Decoding(temperature=0.0, generation={"num_beams": 4, "length_penalty": 0.6})
-    """
+    Example: beam search: Decoding(temperature=0.0, generation={"num_beams": 4, "length_penalty": 0.6})"""
 
     section = "evaluation"
     elsewhere: ClassVar[Mapping[str, str]] = {}
@@ -153,8 +150,7 @@ class Request:
     strings that end this answer. Requests with the same `conversation` number are turns of one conversation, where each
     prompt begins with the previous prompt and its answer; for speed the engine may cache it until `forget` is called.
 
-    Example: Request(prompt_ids=(5, 6), key=seeds.key(0, "sampling", 3, 0, 17))
-    """
+    Example: Request(prompt_ids=(5, 6), key=seeds.key(0, "sampling", 3, 0, 17))"""
 
     prompt_ids: tuple[int, ...]
     key: int
@@ -187,8 +183,7 @@ class Engine(Protocol[PolicyT]):
     set if sampling is truncated or restricted. Of the model's own generation_config only the ids that end an answer are
     used. Raises LmgymError for a `Decoding` that the engine does not support.
 
-    Example: engine.generate([Request((5, 6), key=1)], Sampling(max_new_tokens=8))
-    """
+    Example: engine.generate([Request((5, 6), key=1)], Sampling(max_new_tokens=8))"""
 
     @property
     def context(self) -> int | None:

@@ -66,8 +66,7 @@ class Answers:
     An answer ends with a stop id, with the token that completes a stop string, or at its limit: `max_new_tokens` or the
     end of the model's context. `stops` holds the reason ("eos", "stop", "length", "context"), "" for an unfinished one.
 
-    Example: answers.add(0, token=7, logprob=-0.5); answers.stops[0]
-    """
+    Example: answers.add(0, token=7, logprob=-0.5); answers.stops[0]"""
 
     def __init__(self, policy: Policy, requests: Sequence[Request], sampling: Sampling) -> None:
         self.policy, self.requests, self.sampling = policy, requests, sampling

@@ -1,8 +1,7 @@
 """One call of the sampler: prompts are prefilled into slots of a cache, then all answers grow by a token per step.
 
 A distinct prompt is computed once for all of its answers. The cache is preallocated and written in place. A waiting
-request takes the slot of a finished answer. Of a conversation's next prompt only the new tokens are computed.
-"""
+request takes the slot of a finished answer. Of a conversation's next prompt only the new tokens are computed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

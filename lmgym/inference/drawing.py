@@ -18,8 +18,7 @@ class Drawing:
     """Draws tokens and appends them to the answers. Number t of a request's key decides its token t, whatever is
     drawn beside it. `ended` is told of each answer that is finished.
 
-    Example: Drawing(policy, answers, None, None).draw([logits], requests=[0, 3]) -> [17, 2]
-    """
+    Example: Drawing(policy, answers, None, None).draw([logits], requests=[0, 3]) -> [17, 2]"""
 
     def __init__(
         self,

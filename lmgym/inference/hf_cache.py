@@ -1,8 +1,7 @@
 """Decoding with Hugging Face's own caches: encoder-decoders, and causal models without a fast path.
 
 A reader runs the model for one block of answers that begin together: `step(None)` returns the logits [S V] of their
-first tokens, `step(tokens)` the logits of the tokens after these.
-"""
+first tokens, `step(tokens)` the logits of the tokens after these."""
 
 from collections.abc import Sequence
 from typing import Any

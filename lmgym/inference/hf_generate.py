@@ -1,8 +1,7 @@
 """Hugging Face's `generate` for evaluations: beam search, penalties and other keys of its GenerationConfig.
 
 Such answers have no log-probabilities, because nothing is trained on them. Of the model's own generation_config only
-the ids that end an answer and an encoder-decoder's first tokens are used: the recipe alone names top_k or beams.
-"""
+the ids that end an answer and an encoder-decoder's first tokens are used: the recipe alone names top_k or beams."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,8 +29,7 @@ def generate(policy: Policy, requests: Sequence[Request], decoding: Decoding, ro
 
     With temperature 0 an answer depends on its request only. Above 0, torch's generator is seeded for each block of
     answers by the key of the block's first request: an evaluation repeats exactly, but an answer also depends on the
-    other requests of its block. Raises LmgymError if Hugging Face refuses the settings.
-    """
+    other requests of its block. Raises LmgymError if Hugging Face refuses the settings."""
     answers = Answers(policy, requests, decoding)
     settings = checked(decoding.generation, decoding.temperature)
     for block in _blocks(policy, answers, settings, max(rows // settings.get("num_beams", 1), 1)):

@@ -1,7 +1,6 @@
 """The engines that a recipe can name. `EngineKind` says what an engine supports and opens it; nobody asks for its name.
 
-A further engine is a file with a subclass, registered under its name.
-"""
+A further engine is a file with a subclass, registered under its name."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -95,8 +94,7 @@ class Place:
     `canary` is the largest gap between sampled and scored log-probabilities, in nats a token; `corrected` says that all
     algorithms weigh answers that were sampled with other log-probabilities.
 
-    Example: Place(Path("runs/a"), warn, unit=64, threads=1)
-    """
+    Example: Place(Path("runs/a"), warn, unit=64, threads=1)"""
 
     folder: Path
     warn: Callable[[str], None]
@@ -111,8 +109,7 @@ class EngineKind:
     """What an engine supports, which keys of `engine:` it reads, and how it is opened. What a subclass leaves out is
     that of an engine elsewhere.
 
-    Example: EngineSection(name="pool").kind.shares_weights is False
-    """
+    Example: EngineSection(name="pool").kind.shares_weights is False"""
 
     reads: ClassVar[frozenset[str]] = frozenset()
     """Of workers, threads, address, seconds and cache_gib."""

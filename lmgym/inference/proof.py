@@ -3,8 +3,7 @@
 A few tokens are sampled with the run's engine and scored as in training. Both are compared with the model's own forward
 pass, called as Hugging Face's documentation calls it: each row alone, without padding, cache or positions. If they
 differ by more than rounding explains, lmgym calls this model wrongly, and the run is refused. docs/models.md has the
-formula of the bound and a table of all families.
-"""
+formula of the bound and a table of all families."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,8 +33,7 @@ T = TypeVar("T")
 class Proof:
     """The gaps of what was sampled and of what was scored to what the model itself says, and the bound on both.
 
-    Example: proof = prove(policy, Sampler(policy)); proof.bound.mean, proof.holds -> (1.4e-05, True)
-    """
+    Example: proof = prove(policy, Sampler(policy)); proof.bound.mean, proof.holds -> (1.4e-05, True)"""
 
     family: str
     compute: str
@@ -83,8 +81,7 @@ def prove(policy: Policy, engine: Engine, most: float | None = None) -> Proof:
     pass in the precision of its parameters. `most` replaces the bound on the mean.
 
     The prompts are random ids that depend on the vocabulary alone. No generator of random numbers moves, and nothing of
-    the policy or the engine changes. Raises LmgymError if the model cannot be sampled, scored or run at all.
-    """
+    the policy or the engine changes. Raises LmgymError if the model cannot be sampled, scored or run at all."""
     family = str(policy.model.config.model_type)
     compute = str(policy.compute).removeprefix("torch.")
     kind = f"{family} in {compute}"

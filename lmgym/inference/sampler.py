@@ -1,8 +1,7 @@
 """Sampler: lmgym's own engine, in the training process, over the policy's own forward pass (inference/decoder.py).
 
 Encoder-decoders, and causal models without a fast path, use Hugging Face's caches (inference/hf_cache.py) and compute
-all of a conversation again each turn. Beam search in evaluations is Hugging Face's own (inference/hf_generate.py).
-"""
+all of a conversation again each turn. Beam search in evaluations is Hugging Face's own (inference/hf_generate.py)."""
 
 import copy
 from collections.abc import Callable, Sequence

@@ -2,8 +2,7 @@
 
 Each row of the batch is sent once, as token ids, to `/completions` with `prompt_logprobs: K`, as vLLM answers it: at
 each place a table from token ids to log-probabilities and ranks, of the K most likely tokens and of the one there.
-Only HTTP: vLLM is not imported.
-"""
+Only HTTP: vLLM is not imported."""
 
 import json
 import math

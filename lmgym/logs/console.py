@@ -1,8 +1,7 @@
 """The display of a run on a terminal: one live line, warnings, and tables at the end.
 
 Printing never ends a run: what cannot be written (a full disk, a closed pipe) is dropped, and said once on standard
-error.
-"""
+error."""
 
 import math
 import statistics
@@ -116,8 +115,7 @@ class Console:
     def step(self, record: Mapping[str, Any], step: int, steps: int, seconds_left: float | None = None) -> None:
         """Show a train record; `step` counts from 0 and shows as step + 1 of steps.
 
-        Without `seconds_left` the remaining time of the stage is estimated from "seconds" of the records.
-        """
+        Without `seconds_left` the remaining time of the stage is estimated from "seconds" of the records."""
         seconds = number(record, "seconds")
         if seconds is not None:
             self._pace.add(seconds)

@@ -1,7 +1,6 @@
 """Turns episodes into records for the log files: metrics of a step, and the answers themselves.
 
-Run folders of older versions have other names in them; `RENAMED` is the one table of old and new names.
-"""
+Run folders of older versions have other names in them; `RENAMED` is the one table of old and new names."""
 
 import math
 import resource

@@ -20,8 +20,7 @@ def rewind(
     left anything there. The new file replaces the old one atomically, so a kill in between does no harm. Raises
     LmgymError, with file and line, for a line that is not a record among those that are kept.
 
-    Example: rewind(Path("runs/a"), stage=1, step=40)   # the run goes on with step 40 of its second stage
-    """
+    Example: rewind(Path("runs/a"), stage=1, step=40)   # the run goes on with step 40 of its second stage"""
     sentences = []
     with disk_errors(folder):
         for left in Path(folder).glob(f"{HIDDEN}*"):  # by a kill

@@ -1,7 +1,6 @@
 """Trackers that get a run besides the run folder's own files: TensorBoard, Weights & Biases, Trackio, or your own.
 
-docs/trackers.md says what each of them shows.
-"""
+docs/trackers.md says what each of them shows."""
 
 import importlib
 import os

@@ -1,7 +1,6 @@
 """Seconds of each answer, by a clock: timings.jsonl in a run folder (docs/run_folder.md). Imports no torch.
 
-They are apart from traces/, since two equal runs have equal traces, and never equal seconds.
-"""
+They are apart from traces/, since two equal runs have equal traces, and never equal seconds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,7 @@ A record is a flat dictionary with "kind" ("train", "evaluation", "resume" or "d
 from 0. With them a resumed run can drop the records of steps that it repeats (rewind.py). The train record of step s
 describes the update of the policy from version s to s + 1; the evaluation record of step s describes the policy after s
 updates;
-a resume record says what was no longer the same when the run went on after s updates.
-"""
+a resume record says what was no longer the same when the run went on after s updates."""
 
 import errno
 import json
@@ -170,8 +169,7 @@ def read_records(path: Path) -> Iterator[Record]:
     """The records of a .jsonl file in order, under the names of today; an incomplete last line, as a killed run can
     leave, is skipped.
 
-    Raises LmgymError for a missing file, and (with its number) for a line that is not a record.
-    """
+    Raises LmgymError for a missing file, and (with its number) for a line that is not a record."""
     if not path.is_file():
         raise LmgymError(f"there is no file {path}")
     return (rename_record(record, path.name) for _, record in lines(path))

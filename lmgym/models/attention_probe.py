@@ -2,8 +2,7 @@
 
 transformers builds a mask for the attention function that a model is set to, and hands it to every layer. Here both
 functions are lmgym's own: the mask says by which rule it was made, and the attention function notes the rule of its
-layer. So a window is known without rows that are longer than it, and nothing depends on how a family names it.
-"""
+layer. So a window is known without rows that are longer than it, and nothing depends on how a family names it."""
 
 import traceback
 from pathlib import Path

@@ -52,8 +52,7 @@ def bound_of(policy: Computed, spread: float, most: float | None = None) -> Gap:
     are rounded to fp32, whose eps is e32; r are the layers, which round their outputs to the precision of the forward
     pass, whose eps is e. s is the size of what is rounded: the standard deviation of the logits, at least 1. A mixture
     of experts is judged by the mean alone: where two experts are as good as tied, rounding decides, and a few tokens
-    take another way.
-    """
+    take another way."""
     additions, layers = _rounding_steps(policy.model)
     variance = torch.finfo(torch.float32).eps ** 2 * (additions + policy.vocabulary)
     variance = (variance + torch.finfo(policy.compute).eps ** 2 * layers) / 12

@@ -15,8 +15,7 @@ def use_template(tokenizer: Any, given: str) -> None:
     """Put `policy.template` in place of the tokenizer's own: "none" for no template, a text of Jinja (one with {{ or
     {%), or a file of it. Raises LmgymError for a file that cannot be read, and for what is no template.
 
-    Example: use_template(tokenizer, "{{ messages[0]['content'] }}")
-    """
+    Example: use_template(tokenizer, "{{ messages[0]['content'] }}")"""
     if given == "none":
         tokenizer.chat_template = None
         return

@@ -48,8 +48,7 @@ def logprobs_of_logits(
 
     `logits` are the model's own, before temperature and masks; results are in nats. With a sampling mask that is not
     renormalised, the entropy is the mean of -log p, where p is over the whole vocabulary and the mean is weighted by
-    the renormalised probabilities of the kept tokens (RL4LMs).
-    """
+    the renormalised probabilities of the kept tokens (RL4LMs)."""
     logits = action_logits(logits, batch, row, column)
     normaliser = logits.logsumexp(-1)
     logprobs = logits.gather(1, batch.tokens[row, column][:, None])[:, 0] - normaliser
@@ -130,8 +129,7 @@ def squared_probabilities_of(
     """The sum over the vocabulary of the squared probabilities [R] of each action's distribution, without gradient.
 
     From the first R hidden states, `model.head_chunk` of them at a time, so the logits [R V] of all actions never exist
-    at once. 1 for a distribution that is certain, 1 / V for one that is uniform.
-    """
+    at once. 1 for a distribution that is certain, 1 / V for one that is uniform."""
     head: Any = model.model.get_output_embeddings()
     plain = model.own_head is None and is_plain(head)
     # Once for all chunks: ranks that share the head's weights may have different numbers of chunks.

@@ -3,8 +3,7 @@
 Families of the list in families.py are compared with Hugging Face by the tests. Every other causal model is tried when
 it is loaded: (1) each layer says what it asks of attention (attention_probe.py); (2) a few rows of two turns are scored
 in packed rows and decoded with lmgym's cache, and must agree with the model's own pass, each row alone, as far as
-rounding explains. If not, the model takes the plain path, and the reason is one sentence.
-"""
+rounding explains. If not, the model takes the plain path, and the reason is one sentence."""
 
 from collections.abc import Sequence
 

@@ -53,8 +53,7 @@ def activation_checkpointing(
     transformers' own switch works in training mode only, which also turns dropout on. So the layers are wrapped
     here, for one forward pass. The second run uses the attention function of the first, even if the model's setting
     has changed since, and runs within `weights`, a context that shows the weights of the first. torch restores
-    autocast, and without dropout there is no random state to restore.
-    """
+    autocast, and without dropout there is no random state to restore."""
     layers = layers_of(model)
     for layer in layers:
         layer.forward = _checkpointed(layer.forward, model, weights)

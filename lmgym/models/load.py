@@ -37,8 +37,7 @@ transformers_logging.disable_progress_bar()
 class PolicySection(Section):
     """The `policy:` section of a recipe.
 
-    Example: PolicySection(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda")
-    """
+    Example: PolicySection(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda")"""
 
     section = "policy"
 

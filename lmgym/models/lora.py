@@ -1,8 +1,7 @@
 """LoRA (arXiv 2106.09685) through peft: small trainable matrices added to frozen weights.
 
 peft is called itself, not through the methods that transformers has for it (`add_adapter` and its like): these refuse
-every peft older than the one that they were written with, though nothing that is used here has changed.
-"""
+every peft older than the one that they were written with, though nothing that is used here has changed."""
 
 import copy
 from collections.abc import Iterator

@@ -59,8 +59,7 @@ class Route:
     one has a window, capped scores or sinks; `own_head` is the class of the trunk's output, if the logits are more than
     the LM head's.
 
-    Example: Route(fast=False, plain_because="policy.path: plain")
-    """
+    Example: Route(fast=False, plain_because="policy.path: plain")"""
 
     fast: bool
     rules: tuple[Rule, ...] = ()
@@ -227,8 +226,7 @@ class Policy:
         is the gradient of the loss by the log-probabilities, if already known; it saves work and changes no result
         (fused_logprobs.py).
         Raises LmgymError for an action in column 0, for values without a value function, and for a divergence without
-        a teacher or together with the entropy.
-        """
+        a teacher or together with the entropy."""
         batch = batch.to(self.device)
         row, column = batch.actions.nonzero(as_tuple=True)
         if bool((column == 0).any()):

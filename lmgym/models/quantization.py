@@ -2,8 +2,7 @@
 
 The base is frozen; adapters added to it train. 4bit is NF4 in blocks of 64 with quantized scales, 0.52 bytes a weight;
 8bit is one int8 per weight and a scale per row (LLM.int8, arXiv 2208.07339), 1 byte a weight. Adapters are fp32, the
-rest has the precision of the forward pass. Sampling and scoring use the same model, so the sampler needs no copy.
-"""
+rest has the precision of the forward pass. Sampling and scoring use the same model, so the sampler needs no copy."""
 
 import copy
 import importlib.util
@@ -93,8 +92,7 @@ def freeze_quantized(model: PreTrainedModel) -> None:
     4bit: on some CPUs bitsandbytes would pack the weights again at the first pass without gradient, with coarser scales
     and without support for gradients; this is switched off. 8bit: the product of LLM.int8 also rounds activations to 8
     bits, except in columns that depend on all rows of the pass. Here activations are not rounded, so log-probabilities
-    depend neither on micro-batches nor on the sampler's other rows.
-    """
+    depend neither on micro-batches nor on the sampler's other rows."""
     model.requires_grad_(False)
     for _, layer in packed_layers(model):
         if _bits(layer) == "4bit":

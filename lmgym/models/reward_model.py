@@ -80,8 +80,7 @@ def take_reward_model(critic: Policy, name: str) -> None:
     """Give a separate value function the trunk and the head of a reward model: the value of a text is then its score.
     Raises LmgymError for what is no sequence classifier with one output, or has another architecture.
 
-    Example: with_critic(policy, separate=True, start=partial(take_reward_model, name="runs/rm/final"))
-    """
+    Example: with_critic(policy, separate=True, start=partial(take_reward_model, name="runs/rm/final"))"""
     check_no_adapters("policy.critic_from", name)
     try:
         classifier, found = AutoModelForSequenceClassification.from_pretrained(

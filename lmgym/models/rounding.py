@@ -7,8 +7,7 @@ probability by its distance, a weight is right on average, and so each update is
 stay, and one copy serves everything that computes: sampler, scorer and critic.
 
 The random bits are a function of (seed, updates so far, name of the tensor, position), so that a resumed run and each
-rank have the same. What lies on bf16's grid stays as it is: an untrained bf16 checkpoint is computed with as it was.
-"""
+rank have the same. What lies on bf16's grid stays as it is: an untrained bf16 checkpoint is computed with as it was."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -140,8 +139,7 @@ def _attributes(module: nn.Module, **values: Any) -> Iterator[None]:
 def random_table(key: int) -> Int[Tensor, " W"]:
     """Uniform random integers from -2^15 to 2^15 - 1, int16, of which chunks take windows. A function of the key alone.
 
-    Example: random_table(seeds.key(0, "rounding", 3, 0))[:4]
-    """
+    Example: random_table(seeds.key(0, "rounding", 3, 0))[:4]"""
     words = -(-(WINDOWS + CHUNK) // 4)
     counter = np.arange(1, words + 1, dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -173,8 +171,7 @@ def round_stochastically(
 class UpdateSample:
     """Some of the weights, to tell how much of an update a forward pass sees.
 
-    Example: sample.share_seen(lambda parameter: parameter.bfloat16())  # None the first time
-    """
+    Example: sample.share_seen(lambda parameter: parameter.bfloat16())  # None the first time"""
 
     def __init__(self, parameters: Sequence[nn.Parameter], numbers: int = 2**19) -> None:
         total = sum(parameter.numel() for parameter in parameters)

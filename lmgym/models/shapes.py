@@ -17,8 +17,7 @@ class Shapes:
     """Numbers of parameters, and the sizes of a layer.
 
     Example: of Qwen2.5-0.5B, with adapters of rank 8: parameters 494 million, linear 358 million, adapter 4.4 million,
-    layers 24, width 896, inner 4864, heads 14, attention 896, keys 128, vocabulary 151,936.
-    """
+    layers 24, width 896, inner 4864, heads 14, attention 896, keys 128, vocabulary 151,936."""
 
     parameters: int  # of the base
     linear: int  # of them in linear layers except the LM head: those that get adapters and are quantized

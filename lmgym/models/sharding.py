@@ -5,8 +5,7 @@ is another unit, or encoder and decoder are. Weights that are used outside of it
 to it, a value head) are put together by the module that uses them. Gradients are added while they are taken apart.
 
 So every rank must make equally many passes: `Policy.micro_batches` gives idle ones to a rank with fewer rows. What
-samples is a whole copy on each rank (skeleton.py).
-"""
+samples is a whole copy on each rank (skeleton.py)."""
 
 import warnings
 from collections.abc import Mapping, Sequence

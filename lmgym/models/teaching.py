@@ -49,8 +49,7 @@ def compare(
 
     The teacher reads `batch.hinted`, if there is one, else the same rows; it has no gradient. Temperature, excluded
     stop ids and kept sets are those that the actions were sampled with, for both. Without a teacher here, what it said
-    of its most likely tokens is in `batch.teacher_top`. The logits of `model.head_chunk` actions exist at a time.
-    """
+    of its most likely tokens is in `batch.teacher_top`. The logits of `model.head_chunk` actions exist at a time."""
 
     def adjust(logits: Tensor, part: slice) -> Tensor:
         return action_logits(logits, batch, row[part], column[part])

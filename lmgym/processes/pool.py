@@ -10,8 +10,7 @@ calls the function. The owner is the process that has the pool.
   same limit. The owner has a deadline too, for a supervisor that does not answer at all.
 * End: when its pipe closes, because the owner closes it or dies, a supervisor kills its child and all processes that
   the child has started, and exits. A call that takes too long, raises or crashes loses its own answer and one child;
-  the next call gets a new child, forked from the supervisor, without any state of the old one.
-"""
+  the next call gets a new child, forked from the supervisor, without any state of the old one."""
 
 import atexit
 import json
@@ -53,8 +52,7 @@ class Failure:
     """The reason why a call has no value: a time limit, a crash of its process, or an exception. In a reply, `position`
     is that of the failed item, and "lost" means that the whole worker has ended.
 
-    Example: Failure("time", "took too much processor time")
-    """
+    Example: Failure("time", "took too much processor time")"""
 
     kind: Literal["time", "crash", "error", "lost"]
     message: str
@@ -99,8 +97,7 @@ class ProcessPool:
 
         Each call may take `seconds` of processor time, so that a busy machine fails no call, and ten times as long by
         the clock; with `by_clock`, `seconds` by the clock. An item whose worker was killed from outside is tried again,
-        MAX_LOSSES times. Raises LmgymError if the function cannot be imported or prepared.
-        """
+        MAX_LOSSES times. Raises LmgymError if the function cannot be imported or prepared."""
         if not 0 < seconds < math.inf:
             raise LmgymError(f"a call in a worker process needs a limit above 0 seconds, not {seconds}")
         with self._lock:

@@ -1,8 +1,7 @@
 """The code that runs in the workers of pool.py: a supervisor imports a function; its child, a fork, calls it.
 
 The supervisor makes no calls itself, so it can always kill a child that exceeds its time or whose owner has ended.
-Every worker imports this module first, so it imports only what it needs.
-"""
+Every worker imports this module first, so it imports only what it needs."""
 
 import ctypes
 import glob
@@ -103,8 +102,7 @@ class Child:
     """The process that calls the function, seen from the supervisor.
 
     `progress` is memory that both share, and the owner too: the position of the present item, and its start time. So
-    the answers to a request can be sent together, while each call has its own time limit.
-    """
+    the answers to a request can be sent together, while each call has its own time limit."""
 
     def __init__(self, call: Call, memory_gib: float | None, owner: Connection, progress: "memoryview[float]") -> None:
         self.progress = progress

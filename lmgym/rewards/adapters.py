@@ -10,8 +10,7 @@
     reasoning_gym   answer and entry                              once for each answer, by position
 
 A function of another form that the recipe's arguments fit may be a factory: what it returns is the reward. None of
-these libraries is imported.
-"""
+these libraries is imported."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -85,8 +84,7 @@ def made_by(factory: Any, arguments: Mapping[str, Any], name: str) -> Any:
     """The reward function that a factory makes of the recipe's arguments, as `get_soft_overlong_punishment` of TRL
     does. Raises LmgymError, as `style_of` does, for a function that makes none.
 
-    Example: made_by(get_soft_overlong_punishment, {"max_completion_len": 100, "soft_punish_cache": 20}, "overlong")
-    """
+    Example: made_by(get_soft_overlong_punishment, {"max_completion_len": 100, "soft_punish_cache": 20}, "overlong")"""
     try:
         inspect.signature(factory).bind(**arguments)
     except (TypeError, ValueError):

@@ -2,8 +2,7 @@
 
 A reward is a callable `(texts, examples, **arguments) -> list of floats`. `texts` are the model's last turns without
 special tokens; `examples` are the problems that they answer. A function marked with `@episodes` gets whole episodes
-instead. A metric is the same kind of function.
-"""
+instead. A metric is the same kind of function."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -61,8 +60,7 @@ class Reward:
     reference's final answer gets 1, and the function is not asked about it. `pooled` says how a worker process finds
     the function, if it runs in one; `unlimited` is the reason why its limit of time cannot be enforced.
 
-    Example: Reward("final_answer", 1.0, lmgym.core.registry.get("reward", "final_answer"))
-    """
+    Example: Reward("final_answer", 1.0, lmgym.core.registry.get("reward", "final_answer"))"""
 
     name: str
     weight: float

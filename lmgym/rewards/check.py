@@ -77,8 +77,7 @@ def why_never_paid(reward: Reward, episodes: Sequence[Episode], timeout: float =
     for lmgym's own rewards. Calls the function again, in this process.
 
     Example: why_never_paid(reward, episodes) ->
-        'the function has caught TypeError: can only concatenate str (not "list") to str (rewards.py, line 7)'
-    """
+        'the function has caught TypeError: can only concatenate str (not "list") to str (rewards.py, line 7)'"""
     shown, function = as_read(reward, episodes_to_judge(reward, episodes), tokenizer), reward.function
     home = getattr(function, "__module__", None) or ""
     if not shown or reward.by_token or (home.startswith("lmgym.") and not home.startswith("lmgym.rewards.foreign.")):

@@ -2,8 +2,7 @@
 the number of distinct words are such metrics.
 
 A reward function has a corpus metric if it has an attribute `corpus`: a function of texts, examples and the reward's
-arguments.
-"""
+arguments."""
 
 import math
 from collections.abc import Sequence
@@ -25,8 +24,7 @@ class Corpus:
     If the metric is a function of sums over the prompts (such as BLEU), `summed` holds each prompt's part of the sums.
     Other metrics have None: the distinct words of all texts are no sum over the texts.
 
-    Example: Corpus(0.31, 500).interval -> Interval(mean=0.31, low=nan, high=nan, count=500)
-    """
+    Example: Corpus(0.31, 500).interval -> Interval(mean=0.31, low=nan, high=nan, count=500)"""
 
     value: float
     prompts: int

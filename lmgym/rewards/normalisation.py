@@ -15,8 +15,7 @@ SMALLEST = 1e-8  # added to the deviation
 class Moments:
     """Mean and sum of squared deviations of all values so far (Chan, Golub and LeVeque 1983).
 
-    Example: after 1, 2 and 3: Moments(count=3, mean=2.0, squares=2.0), whose deviation is 1
-    """
+    Example: after 1, 2 and 3: Moments(count=3, mean=2.0, squares=2.0), whose deviation is 1"""
 
     count: int = 0
     mean: float = 0.0

@@ -2,8 +2,7 @@
 
 A token's reward is stored in `Turn.token_rewards` of the episode's last turn, and in `Batch.rewards` at that token. The
 tokens' rewards add up to the reward of the whole answer. So algorithms that use whole answers (GRPO, RLOO) see no
-difference; algorithms that use tokens (PPO, A2C, TRPO, NLPO) do.
-"""
+difference; algorithms that use tokens (PPO, A2C, TRPO, NLPO) do."""
 
 import math
 from collections.abc import Callable, Sequence

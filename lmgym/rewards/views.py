@@ -32,8 +32,7 @@ def strip_thoughts(episode: Episode, stripping: Stripping) -> Episode:
     """A copy of an episode whose last turn's text has no thoughts. The ids stay as sampled; the original, which is
     trained on, does not change.
 
-    Example: strip_thoughts(episode, stripping="opened").text -> '4'
-    """
+    Example: strip_thoughts(episode, stripping="opened").text -> '4'"""
     if not episode.turns:
         return episode
     *before, last = episode.turns
@@ -44,8 +43,7 @@ def strip_thoughts(episode: Episode, stripping: Stripping) -> Episode:
 def with_text(episode: Episode, text: str) -> Episode:
     """A copy of an episode with this text as its last message. No turn of the copy continues a message.
 
-    Example: with_text(episode, "4").text -> '4'
-    """
+    Example: with_text(episode, "4").text -> '4'"""
     if not episode.turns:
         return episode
     *before, last = (replace(turn, continuation=None) for turn in episode.turns)

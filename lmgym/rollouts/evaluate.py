@@ -114,8 +114,7 @@ def evaluate(
 
     Random numbers are a function of (seed, place), not of the training step, so that two evaluations of the same
     examples are paired. Intervals are over prompts (stats/intervals.py); there is none (NaN) for a single prompt, for
-    equal values that are not 0 or 1, and for a "NAME/corpus" that is not of sums, as the number of distinct words.
-    """
+    equal values that are not 0 or 1, and for a "NAME/corpus" that is not of sums, as the number of distinct words."""
     prompts = [(group, example) for group, example in enumerate(examples) for _ in range(samples)]
     totals = [replace(reward, shaping=False) for reward in rewards]
     episodes = play(prompts, actor, sampling, (seed, "evaluation"), envs, totals, timeout)

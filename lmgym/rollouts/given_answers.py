@@ -16,8 +16,7 @@ def given_turn(example: Example, answer: str, actor: Actor) -> Turn:
     """An answer to the example's prompt as a turn, which nobody sampled: with the end of sequence, cut after
     `actor.reference_tokens` tokens.
 
-    Example: given_turn(Example("a/0", "2+2="), "4", actor).action_ids -> [53, 2]
-    """
+    Example: given_turn(Example("a/0", "2+2="), "4", actor).action_ids -> [53, 2]"""
     prompt, tokenizer, start = actor.encode_prompt(example.prompt), actor.tokenizer, actor.answer_start
     if actor.decoder_start:
         ids = decoder_answer_ids(tokenizer, answer, bool(start))
@@ -123,8 +122,7 @@ def check_labelled(example: Example, separator: str) -> None:
     """Raise LmgymError for an example without steps, and for a step that is blank or holds the separator: an answer
     would be cut there.
 
-    Example: check_labelled(Example("a/0", "2+2=", steps=(LabelledStep("2+2\\n=4", True),)), "\\n") raises
-    """
+    Example: check_labelled(Example("a/0", "2+2=", steps=(LabelledStep("2+2\\n=4", True),)), "\\n") raises"""
     if not example.steps:
         raise LmgymError(
             f"example {example.id} has no labelled steps to learn from; the task step_labels reads them from files "

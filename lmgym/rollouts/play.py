@@ -31,8 +31,7 @@ def play(
     over `actor.ranks` by group. A reward sees the answers of this rank only, whole groups of them. Raises LmgymError as
     these two do.
 
-    Example: play(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), rewards=[reward])
-    """
+    Example: play(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), rewards=[reward])"""
     played = play_share(prompts, actor, sampling, path, envs, rewards, timeout)
     return finished_episodes(exchanged(actor.ranks, played, prompts))
 
@@ -59,8 +58,7 @@ def exchanged(
 ) -> dict[int, list[Episode]]:
     """The episodes of all ranks by the number of their environment; `prompts` has the example of each number.
 
-    Example: exchanged(ranks, {0: [episode]}, [(0, example), (1, other)])  # with another rank's {1: [episode]}
-    """
+    Example: exchanged(ranks, {0: [episode]}, [(0, example), (1, other)])  # with another rank's {1: [episode]}"""
     if ranks.size == 1:
         return {number: list(episodes) for number, episodes in own.items()}
     sent = {

@@ -1,8 +1,7 @@
 """The players of an episode: what each one has read and said, as token ids. Imports no torch.
 
 Most environments have one player. In a game of several, each player has a conversation of its own, and an observation
-goes to the player whose turn is next.
-"""
+goes to the player whose turn is next."""
 
 import json
 import numbers
@@ -42,8 +41,7 @@ class Actor:
     prompt that is too long is cut; a demonstration is cut after `reference_tokens` tokens. Each message of the policy
     begins with `answer_start`, which it does not sample. `ranks` are the processes that share out its rollouts.
 
-    Example: Actor(engine, tokenizer)
-    """
+    Example: Actor(engine, tokenizer)"""
 
     engine: Engine
     tokenizer: Any

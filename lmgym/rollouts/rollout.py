@@ -2,8 +2,7 @@
 
 `collect` runs environments against an engine, `demonstrate` takes reference answers or demonstrators instead, and
 `apply_rewards` fills in the rewards. All live environments share one engine call per turn; waiting ones take the place
-of finished ones. The result depends on counts and on the order of the episodes, never on arrival time.
-"""
+of finished ones. The result depends on counts and on the order of the episodes, never on arrival time."""
 
 import math
 import time
@@ -47,8 +46,7 @@ def collect(
     as soon as its text is final, while others go on. Raises LmgymError if a prompt of the data does not fit the model,
     or if nearly all environments fail.
 
-    Example: collect(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), InProcess(HigherOrLower))
-    """
+    Example: collect(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), InProcess(HigherOrLower))"""
     return finished_episodes(collect_numbered(list(enumerate(prompts)), actor, sampling, path, envs, ended))
 
 

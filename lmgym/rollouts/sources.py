@@ -1,8 +1,7 @@
 """Where the answers of a step come from: `Source`, an object that training asks. Imports no torch.
 
 An algorithm names its source (`Requirements.answers`), which is registered under that name. A new kind of data is a
-source, the fields of `Example` that it reads, and an algorithm that learns from it.
-"""
+source, the fields of `Example` that it reads, and an algorithm that learns from it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +29,7 @@ class Draw:
     """The prompts of one draw of a step, as (group, example), and what their answers are collected with. All random
     numbers come from `key`, which ends in the number of the step and of the draw.
 
-    Example: Draw(list(enumerate(examples)), (0, "stage", 0, "step", 3, 0), actor, Sampling())
-    """
+    Example: Draw(list(enumerate(examples)), (0, "stage", 0, "step", 3, 0), actor, Sampling())"""
 
     prompts: Sequence[tuple[int, Example]]
     key: tuple[int | str, ...]
@@ -127,8 +125,7 @@ def answered_and_given(
     """The prompts that the policy answers, and those (on average `share` of all) whose references are taken: drawn for
     each by the path and its number, whatever else the step holds.
 
-    Example: answered_and_given([(0, example)], 0.0, (0, "step", 3, 0)) -> ([(0, example)], [])
-    """
+    Example: answered_and_given([(0, example)], 0.0, (0, "step", 3, 0)) -> ([(0, example)], [])"""
     if not share:
         return numbered, []
     drawn = seeds.uniforms([seeds.key(*path, "given", number) for number, _ in numbered], 0, 1)[:, 0]

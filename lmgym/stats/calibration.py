@@ -15,8 +15,7 @@ class Bin:
     """The decisions whose confidence lies above `low` (in the first bin: from it) and up to `high`: how many they are,
     their mean confidence, and the share of them that is right with its Wilson interval.
 
-    Example: Bin(low=0.9, high=0.95, count=40, confidence=0.93, right=0.8, right_low=0.65, right_high=0.9)
-    """
+    Example: Bin(low=0.9, high=0.95, count=40, confidence=0.93, right=0.8, right_low=0.65, right_high=0.9)"""
 
     low: float
     high: float
@@ -76,8 +75,7 @@ def wilson_interval(share: float, count: int, confidence: float = 0.95) -> tuple
     Source: E. B. Wilson, Journal of the American Statistical Association 22 (1927), 209-212. Within [0, 1], and of a
     width also where the share is 0 or 1.
 
-    Example: wilson_interval(0.5, 10) -> (0.2366, 0.7634)
-    """
+    Example: wilson_interval(0.5, 10) -> (0.2366, 0.7634)"""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     widened = 1 + z * z / count
     middle = (share + z * z / (2 * count)) / widened

@@ -3,8 +3,7 @@
 The independent unit is always the prompt: eight samples of one prompt contain less information than one sample of each
 of eight prompts. So the samples of a prompt count through their mean. How often each interval covers the truth was
 simulated (docs/comparing.md, benchmarks/intervals.py). Where nothing is known of the spread there is no interval: its
-bounds are NaN, and tables say so.
-"""
+bounds are NaN, and tables say so."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,8 +25,7 @@ class Interval:
 
     `low` and `high` are NaN if there is no interval, as for a single prompt.
 
-    Example: str(Interval(mean=0.412, low=0.370, high=0.455, count=512)) -> '0.412 [0.370, 0.455]'
-    """
+    Example: str(Interval(mean=0.412, low=0.370, high=0.455, count=512)) -> '0.412 [0.370, 0.455]'"""
 
     mean: float
     low: float
@@ -142,8 +140,7 @@ def sums_interval(summed: SufficientStatistics, confidence: float = 0.95) -> Int
     without prompt i (Tukey 1958; Efron & Tibshirani 1993, chapter 11). There is no interval (NaN) for a single prompt,
     if the metric is undefined without one of the prompts, and if it is the same without any of them.
 
-    Example: sums_interval(bleu.corpus.sums(texts, examples)) -> Interval(mean=0.31, low=0.28, high=0.34, count=500)
-    """
+    Example: sums_interval(bleu.corpus.sums(texts, examples)) -> Interval(mean=0.31, low=0.28, high=0.34, count=500)"""
     return jackknife_interval(summed.figure, jackknifed(summed), confidence)
 
 
@@ -168,8 +165,7 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     1 - C(samples - correct, k) / C(samples, k): Chen et al., arXiv 2107.03374, equation 1, in exact integers.
     Raises LmgymError unless 1 <= k <= samples and 0 <= correct <= samples.
 
-    Example: 1 of 4 samples is right, so it is in half of the 6 pairs: pass_at_k(correct=1, samples=4, k=2) -> 0.5
-    """
+    Example: 1 of 4 samples is right, so it is in half of the 6 pairs: pass_at_k(correct=1, samples=4, k=2) -> 0.5"""
     if not 1 <= k <= samples:
         raise LmgymError(f"pass@{k} needs 1 <= k <= samples per prompt; there are {samples} samples")
     if not 0 <= correct <= samples:
@@ -182,8 +178,7 @@ def pass_at_k_each(values_per_prompt: Sequence[Sequence[float]], k: int, thresho
     """The pass@k of each prompt, in the form that `mean_interval` takes. A sample of at least `threshold` is correct.
     Raises LmgymError if a prompt has fewer than k samples.
 
-    Example: str(mean_interval(pass_at_k_each([[0, 1], [1, 1], [0, 0]], k=2), shares=True)) -> '0.667 [0.000, 1.000]'
-    """
+    Example: str(mean_interval(pass_at_k_each([[0, 1], [1, 1], [0, 0]], k=2), shares=True)) -> '0.667 [0.000, 1.000]'"""
     for number, samples in enumerate(values_per_prompt):
         if len(samples) < k:
             raise LmgymError(f"pass@{k} needs {k} or more samples per prompt; prompt {number} has {len(samples)}")
@@ -195,8 +190,7 @@ def pass_at_k_each(values_per_prompt: Sequence[Sequence[float]], k: int, thresho
 def do_not_overlap(a: Interval, b: Interval) -> bool:
     """True if one interval ends before the other begins; False if either has no bounds.
 
-    Example: do_not_overlap(mean_interval([[0], [1]] * 300), mean_interval([[1], [1], [0]] * 200)) -> True
-    """
+    Example: do_not_overlap(mean_interval([[0], [1]] * 300), mean_interval([[1], [1], [0]] * 200)) -> True"""
     return a.high < b.low or b.high < a.low
 
 
@@ -204,8 +198,7 @@ def change(before: Interval, after: Interval, better: int = 0) -> str:
     """What two intervals that do not overlap say, in a word: "gain" or "loss" where it is known that higher is better
     (`better` 1) or lower is (-1), else "higher" or "lower". "unclear" if they overlap, "-" if one has no bounds.
 
-    Example: change(Interval(0.2, 0.1, 0.3, 50), Interval(0.6, 0.5, 0.7, 50), better=1) -> 'gain'
-    """
+    Example: change(Interval(0.2, 0.1, 0.3, 50), Interval(0.6, 0.5, 0.7, 50), better=1) -> 'gain'"""
     if not (before.has_bounds and after.has_bounds):
         return "-"
     if not do_not_overlap(before, after):
@@ -234,8 +227,7 @@ def _bounded(mean: float, error: float, size: float, count: int, confidence: flo
 def _t_quantile(probability: float, freedom: int) -> float:
     """The quantile of Student's t distribution with `freedom` degrees of freedom at a probability above 1/2.
 
-    By bisection of the distribution function: Abramowitz & Stegun 26.7.3 and 26.7.4, sums of freedom / 2 terms.
-    """
+    By bisection of the distribution function: Abramowitz & Stegun 26.7.3 and 26.7.4, sums of freedom / 2 terms."""
 
     def inside(t: float) -> float:  # the probability between -t and t
         angle = math.atan(t / math.sqrt(freedom))

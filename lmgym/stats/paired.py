@@ -1,8 +1,7 @@
 """Two models on the same examples: the interval and the test of their paired difference. Numpy only.
 
 Pairing removes the variance of the examples: a hard problem is hard for both models. A difference is second minus
-first, one number per prompt, and the prompt is the independent unit (see intervals.py).
-"""
+first, one number per prompt, and the prompt is the independent unit (see intervals.py)."""
 
 import math
 from collections.abc import Sequence
@@ -37,8 +36,7 @@ class Paired:
     p-value of no difference, NaN without a test. `higher_first`, `equal`, `higher_second` are numbers of prompts, None
     for a corpus metric, which single prompts do not have.
 
-    Example: compare_paired([[1], [0]], [[1], [1]]).difference -> Interval(mean=0.5, low=..., high=..., count=2)
-    """
+    Example: compare_paired([[1], [0]], [[1], [1]]).difference -> Interval(mean=0.5, low=..., high=..., count=2)"""
 
     first: Interval
     second: Interval
@@ -102,8 +100,7 @@ def compare_summed(
     swaps the two models' answers to random prompts, as `sign_flip` does for means (S. Riezler and J. Maxwell, W05-0908,
     section 4). Raises LmgymError for different numbers of prompts.
 
-    Example: compare_summed(a, b).difference -> Interval(mean=0.012, low=0.004, high=0.021, count=500)
-    """
+    Example: compare_summed(a, b).difference -> Interval(mean=0.012, low=0.004, high=0.021, count=500)"""
     if len(first.rows) != len(second.rows):
         raise LmgymError(
             f"paired comparison of {len(first.rows)} prompts with {len(second.rows)}; both must answer the same ones"
@@ -171,8 +168,7 @@ def mcnemar(gained: int, lost: int) -> float:
     min(1, 2 P(X <= min(gained, lost))), X binomial(gained + lost, 1/2): Q. McNemar, Psychometrika 12 (1947), 153-157,
     in exact integers; the sign test on right-or-wrong answers.
 
-    Example: of 7 pairs that differ 6 are gained: 2 (1 + 7) / 2^7: mcnemar(6, 1) -> 0.125
-    """
+    Example: of 7 pairs that differ 6 are gained: 2 (1 + 7) / 2^7: mcnemar(6, 1) -> 0.125"""
     pairs, ways, total = gained + lost, 1, 0
     for less in range(min(gained, lost) + 1):
         total += ways
@@ -189,8 +185,7 @@ def sign_flip(differences: Sequence[float], resamples: int = 9999, seed: int = 0
     Fisher, The Design of Experiments (1935), section 21; for language systems: Dror et al., ACL 2018 (P18-1128),
     section 3.2. The same differences and seed give the same number.
 
-    Example: of the 8 sign patterns of 1, 2, 3 two have a sum of 6 or -6: sign_flip([1.0, 2.0, 3.0]) -> 0.25
-    """
+    Example: of the 8 sign patterns of 1, 2, 3 two have a sum of 6 or -6: sign_flip([1.0, 2.0, 3.0]) -> 0.25"""
     values = np.array([value for value in differences if value], dtype=np.float64)
     if len(values):  # sums of huge values must not overflow; a power of two changes no digit
         values = np.ldexp(values, -int(np.frexp(abs(values).max())[1]))

@@ -33,8 +33,7 @@ def majority(values: Sequence[float], votes: Sequence[Hashable], k: int) -> floa
     n // k runs of k answers, in their order. Votes of equal number share; a vote of None is no vote; a run without any
     vote is worth 0.
 
-    Example: majority([0.0, 1.0, 1.0, 0.0], votes=["7", "8", "8", None], k=4) -> 1.0
-    """
+    Example: majority([0.0, 1.0, 1.0, 0.0], votes=["7", "8", "8", None], k=4) -> 1.0"""
     if not 1 <= k <= len(values):
         raise LmgymError(f"maj@{k} needs 1 <= k <= answers per prompt; there are {len(values)}")
     runs = range(0, len(values) // k * k, k)

@@ -1,8 +1,7 @@
 """Tasks: loading one, few-shot examples, and `check_task`, which tests the contract of a task.
 
 A task is a registered function `task(split, **arguments)` that returns or yields Examples. Splits are "train",
-"validation" and "test"; a task raises MissingSplit for a split that it does not have.
-"""
+"validation" and "test"; a task raises MissingSplit for a split that it does not have."""
 
 import hashlib
 import inspect
@@ -44,8 +43,7 @@ class FewShot:
     draw "fixed": the first n examples, the same for every prompt. draw "random": n examples drawn for each prompt, as a
     function of the seed and the example's id. An example is never its own shot.
 
-    Example: FewShot(n=8, draw="random")
-    """
+    Example: FewShot(n=8, draw="random")"""
 
     n: int = 4
     draw: Literal["fixed", "random"] = "fixed"

@@ -15,8 +15,7 @@ from lmgym.types import Episode, Example
 class CurriculumSection(Section):
     """The `curriculum:` section of a stage.
 
-    Example: CurriculumSection(reward="final_answer", solved=0.9)
-    """
+    Example: CurriculumSection(reward="final_answer", solved=0.9)"""
 
     section = "curriculum"
 

@@ -62,8 +62,7 @@ def _as_members_do(problem: str, arguments: Mapping[str, Any]) -> Prompt:
 def member_section(section: Mapping[str, Any], label: str) -> dict[str, Any]:
     """The `task:` section of a mixture with the member of this label alone. Raises LmgymError if there is none.
 
-    Example: member_section({"name": "mixture", "tasks": [{"name": "arithmetic"}, {"name": "topics"}]}, "topics")
-    """
+    Example: member_section({"name": "mixture", "tasks": [{"name": "arithmetic"}, {"name": "topics"}]}, "topics")"""
     members = {one.get("label", one.get("name")): one for one in section.get("tasks", [])}
     if label not in members:
         raise LmgymError(f"--task is '{label}'; {suggest(label, members or [section['name']])}")

@@ -2,8 +2,7 @@
 
 Why `auto` is what it is: TRL and OpenRLHF give a text to the model as it stands, and render messages; verl's prompts
 are always messages. So the data decides. lmgym's own tasks hold problems, which TRL's and verl's scripts put into a
-message before they train on them, and so does lmgym.
-"""
+message before they train on them, and so does lmgym."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

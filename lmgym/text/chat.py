@@ -2,8 +2,7 @@
 
 Sampled tokens stay ids. Text is tokenized only here, and only once: the first prompt, then each environment message, as
 ids to append. Only the template and the recipe's own texts can make control tokens (control.py). `tokenizer` is any
-object with the methods of a Hugging Face tokenizer; nothing here imports torch or transformers.
-"""
+object with the methods of a Hugging Face tokenizer; nothing here imports torch or transformers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,7 @@ class Cut:
     As in Hugging Face's truncation, special tokens that the tokenizer adds to a text count, and are kept. Prompts from
     a chat template are not cut but refused.
 
-    Example: Cut(tokens=512, side="left")
-    """
+    Example: Cut(tokens=512, side="left")"""
 
     tokens: int
     side: Literal["left", "right"] = "left"
@@ -51,8 +49,7 @@ def prompt_ids(
     tokens that the tokenizer adds in front (BOS) but not at the end (EOS); a rendered prompt has its own. Raises
     LmgymError if a chat is longer than `cut` allows.
 
-    Example: prompt_ids(builtin_tokenizer("builtin:numbers"), "7 8") -> [1, 10, 11]
-    """
+    Example: prompt_ids(builtin_tokenizer("builtin:numbers"), "7 8") -> [1, 10, 11]"""
     rendered = isinstance(prompt, BarePrompt) and prompt.form == "rendered"
     if not has_template(tokenizer, prompt) and not rendered:
         return _plain_ids(tokenizer, messages_of(prompt), cut, end=False)
@@ -275,8 +272,7 @@ def start_ids(tokenizer: Any, text: str, target: bool = False) -> list[int]:
     """Token ids of the given start of an answer, behind what the chat template or the decoder begins with. The recipe
     writes it, so it may hold control tokens. `target`: of an encoder-decoder's answer.
 
-    Example: start_ids(builtin_tokenizer("builtin:numbers"), "7 8") -> [10, 11]
-    """
+    Example: start_ids(builtin_tokenizer("builtin:numbers"), "7 8") -> [10, 11]"""
     return bare_ids(tokenizer, text, later=True, target=target)
 
 
@@ -294,8 +290,7 @@ def appended_ids(
     `history` are the messages before that answer; they are rendered only to see what the template writes after an
     answer. `last` is the last id of the answer, and `ended` says whether it ends an answer: then the template's own end
     mark is not written behind it. `bare`: the conversation has begun with a BarePrompt. Raises LmgymError if the
-    template drops or repeats earlier answers.
-    """
+    template drops or repeats earlier answers."""
     # 1. Without a template: a blank line, then the messages.
     if bare or not getattr(tokenizer, "chat_template", None):
         text = RecipeText.join("\n\n", plain_text(new))

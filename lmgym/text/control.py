@@ -5,8 +5,7 @@ such as "<think>". A data set, an environment, a tool, a user or a model may spe
 of its characters. A text that spells none gets the ids that the tokenizer always gives.
 
 Two characters apart, "<" and "eos>" are no end mark: where a tokenizer reads a name as a control token whatever it is
-told, the name is tokenized in two pieces. Ids decide, not spellings, since a tokenizer may normalise a text first.
-"""
+told, the name is tokenized in two pieces. Ids decide, not spellings, since a tokenizer may normalise a text first."""
 
 import re
 from collections.abc import Sequence
@@ -23,8 +22,7 @@ SEEN = 1024  # texts whose names of control tokens are remembered: a conversatio
 class ControlTokens:
     """The ids that a text may not become, and a pattern of their names.
 
-    The unknown token counts only where a text holds its name: it also stands for characters that have no token.
-    """
+    The unknown token counts only where a text holds its name: it also stands for characters that have no token."""
 
     ids: frozenset[int]
     names: re.Pattern[str]
@@ -164,8 +162,7 @@ def control_tokens(tokenizer: Any) -> ControlTokens:
     white space. Found again only when its special tokens or its template have changed.
 
     A single character that is an ordinary token too (the end mark "." of a model of characters) is none: a text could
-    not be written without it.
-    """
+    not be written without it."""
     template = getattr(tokenizer, "chat_template", None) or ""
     special = tuple(getattr(tokenizer, "all_special_tokens", ()))
     state = (str(template), special, len(tokenizer))

@@ -1,7 +1,6 @@
 r"""LaTeX of final answers: the contents of \boxed{...}, and one normal form for answers that are written differently.
 
-Nothing here understands mathematics. No function raises, or takes more than linear time.
-"""
+Nothing here understands mathematics. No function raises, or takes more than linear time."""
 
 import re
 
@@ -68,8 +67,7 @@ def last_boxed(text: str) -> str | None:
     Also None if the last one has no braces (\boxed 5) or is not closed: an answer that was cut off does not count, even
     if there is an earlier box. Source: the reward of LLM_RL, after Hendrycks et al. 2021 (arXiv 2103.03874).
 
-    Example: last_boxed(r"so \boxed{\frac{1}{2}}."), last_boxed(r"\boxed{4}, no, \boxed{5") -> ('\\frac{1}{2}', None)
-    """
+    Example: last_boxed(r"so \boxed{\frac{1}{2}}."), last_boxed(r"\boxed{4}, no, \boxed{5") -> ('\\frac{1}{2}', None)"""
     begin = _last_box(text)
     if begin is None:
         return None
@@ -82,8 +80,7 @@ def last_answer(text: str) -> str | None:
     r"""The contents of the last box and of the boxes that it is linked to by "and", "or" or a comma, with commas
     between them; equal contents count once. None as for `last_boxed`.
 
-    Example: last_answer(r"\boxed{1} and \boxed{2}"), last_answer(r"\boxed{1}, no, \boxed{2}") -> ('1, 2', '2')
-    """
+    Example: last_answer(r"\boxed{1} and \boxed{2}"), last_answer(r"\boxed{1}, no, \boxed{2}") -> ('1, 2', '2')"""
     last = last_boxed(text)
     begin = _last_box(text)
     if last is None or begin is None:
@@ -104,8 +101,7 @@ def tidied(latex: str) -> str:
     Removed: dollars, punctuation at its end, LaTeX's own spaces, phantoms, sizes of brackets and marks between
     thousands. The arguments of fractions and roots get braces. Plain notation becomes LaTeX (`notation.as_latex`).
 
-    Example: tidied(r"$\dfrac \pi4 + 5{,}525.$") -> '\\frac{\\pi}{4} + 5525'
-    """
+    Example: tidied(r"$\dfrac \pi4 + 5{,}525.$") -> '\\frac{\\pi}{4} + 5525'"""
     latex = COMMAND_SPACE.sub(r"\1", APPROXIMATELY.sub("", latex.strip()))
     for left, right in DELIMITERS:
         inside = latex.rstrip(TRAILING)
@@ -121,8 +117,7 @@ def tidied(latex: str) -> str:
 def spelling(latex: str) -> str:
     """The answer without white space that has no meaning, to compare answers.
 
-    Example: spelling(r"( 1, \\frac{1} {2} )") -> '(1,\\\\frac{1}{2})'
-    """
+    Example: spelling(r"( 1, \\frac{1} {2} )") -> '(1,\\\\frac{1}{2})'"""
     return SPACE.sub("", re.sub(r"\s+", " ", latex.strip()))
 
 

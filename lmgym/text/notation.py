@@ -1,7 +1,6 @@
 r"""Mathematics as people type it (x**2, sqrt(3), 2π, 45°) turned into LaTeX.
 
-Nothing here understands mathematics. No function raises, or takes more than linear time.
-"""
+Nothing here understands mathematics. No function raises, or takes more than linear time."""
 
 import re
 
@@ -25,8 +24,7 @@ ROOT_OR_POWER = re.compile(r"(?:\\sqrt\s?|\^)(?=\()")
 def as_latex(text: str) -> str:
     r"""The text with the signs, names and powers of plain notation as LaTeX; LaTeX stays as it is.
 
-    Example: as_latex("2**(1/4) + sqrt(3)/2 - 2π") -> '2^{1/4} + \\sqrt{3}/2 - 2\\pi '
-    """
+    Example: as_latex("2**(1/4) + sqrt(3)/2 - 2π") -> '2^{1/4} + \\sqrt{3}/2 - 2\\pi '"""
     text = text.translate(SIGNS)
     text = NAMED.sub(lambda match: COMMANDS.get(match[0], rf"\{match[0]}" + (" " if match[2] else "")), text)
     text = POWER.sub(_power, text.replace("**", "^"))

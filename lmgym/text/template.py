@@ -99,8 +99,7 @@ class Marks:
     """Marks around the names of control tokens in texts, and a mark in place of an answer.
 
     `texts` is all that the template will see. The characters are ones that no template changes (private use of Unicode,
-    digits): not by trimming, changing case or writing JSON.
-    """
+    digits): not by trimming, changing case or writing JSON."""
 
     tokenizer: Any
     texts: str

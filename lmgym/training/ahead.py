@@ -2,8 +2,7 @@
 the weights as they were before.
 
 What is sampled ahead is fixed by count, never by arrival: always the first draw of the next step. A checkpoint keeps
-it, so that a resumed run goes on with the same answers.
-"""
+it, so that a resumed run goes on with the same answers."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,8 +19,7 @@ Played = dict[int, list[Episode]]  # scored episodes by the number of their envi
 class Ahead(PolicyAnswers):
     """The policy's answers, of which the first draw of each step was sampled while the step before it was updated.
 
-    Example: ahead.begin_next(draw_of_step_4); ahead.finish(); ahead.episodes(draw_of_step_4())
-    """
+    Example: ahead.begin_next(draw_of_step_4); ahead.finish(); ahead.episodes(draw_of_step_4())"""
 
     lag = 1
 

@@ -3,8 +3,7 @@
     callbacks: {"my_callbacks:Lengths": {shortest: 3}}
 
 A name is "module:class"; what stands behind it are the arguments of the class, or nothing. Of several ranks the first
-one alone has callbacks.
-"""
+one alone has callbacks."""
 
 import json
 import math
@@ -81,8 +80,7 @@ class Callback:
 class Callbacks:
     """A run's callbacks by name, in the order of the recipe.
 
-    Example: Callbacks({"my_callbacks:Lengths": Lengths()}).on_step(end)
-    """
+    Example: Callbacks({"my_callbacks:Lengths": Lengths()}).on_step(end)"""
 
     def __init__(self, named: Mapping[str, Callback] | None = None) -> None:
         self.named = dict(named or {})

@@ -3,8 +3,7 @@
 First it estimates the memory, from the configuration and the lengths of a few prompts (planning/memory.py). Then, if
 the weights fit here, it samples once and reports lengths, stops, rewards, and about how long a step will take
 (planning/step_time.py).
-Findings that would spoil the run are marked with "!". It runs in one process, also for a run of several ranks.
-"""
+Findings that would spoil the run are marked with "!". It runs in one process, also for a run of several ranks."""
 
 from collections import Counter
 from collections.abc import Sequence

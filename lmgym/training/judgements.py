@@ -24,8 +24,7 @@ class Judgements:
     """What an evaluation reports of given answers: results with intervals, and how sure against how right a reward
     model was, by bins.
 
-    Example: Judgements({"step/accuracy": Interval(0.71, 0.65, 0.76, 120)}, [Bin(...), ...])
-    """
+    Example: Judgements({"step/accuracy": Interval(0.71, 0.65, 0.76, 120)}, [Bin(...), ...])"""
 
     results: dict[str, Interval] = field(default_factory=dict)
     bins: list[Bin] = field(default_factory=list)
@@ -34,8 +33,7 @@ class Judgements:
 def judgements(stage: StageRun, examples: Sequence[Example]) -> Judgements:
     """What the judge of a stage's source finds; empty for a source that has none, and where an example has no answer.
 
-    Example: judgements(stage, examples).results["preference/accuracy"] -> Interval(mean=0.71, low=0.65, ...)
-    """
+    Example: judgements(stage, examples).results["preference/accuracy"] -> Interval(mean=0.71, low=0.65, ...)"""
     source = stage.source
     if source.judge is None or not all(map(source.texts, examples)):
         return Judgements()

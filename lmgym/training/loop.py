@@ -1,7 +1,6 @@
 """The loop: gather episodes, turn them into a batch, update the policy, log, evaluate, save.
 
-Every line of it is a public function, so that a user who wants to own the loop writes these lines.
-"""
+Every line of it is a public function, so that a user who wants to own the loop writes these lines."""
 
 import math
 import time

@@ -1,8 +1,7 @@
 """`lmgym export RUN_OR_CHECKPOINT --to FOLDER`: a trained model with its tokenizer and a model card, for others.
 
 The card is written from the run folder: the resolved recipe, and the evaluations of exactly these weights, with their
-intervals. It claims nothing that the run has not measured.
-"""
+intervals. It claims nothing that the run has not measured."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +31,7 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
     Adapters are written in peft's format, or with `merge` added to the weights of their base. Raises LmgymError before
     anything is written: for a damaged checkpoint, a folder that is not empty, a repository that exists, no token.
 
-    Example: export(Path("runs/quickstart"), Path("model"))
-    """
+    Example: export(Path("runs/quickstart"), Path("model"))"""
     run, source = _find(what)
     config = load_config(run / "recipe.yaml", list(overrides))
     if to.exists() and (not to.is_dir() or any(to.iterdir())):

@@ -12,8 +12,7 @@ runs/NAME/
     best/               the best model, if evaluation.keep_best names a metric
     final/              the trained model, for AutoModelForCausalLM.from_pretrained
     summary.json        before and after, with intervals
-    plot.png
-"""
+    plot.png"""
 
 import fcntl
 import signal

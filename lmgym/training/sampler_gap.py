@@ -1,8 +1,7 @@
 """The sampler's gap while a run trains: how far what was sampled and what is trained on lie apart, and when to stop.
 
 Both come from the same weights, so rounding alone should part them. The model has proved this before the first step
-(inference/proof.py); here each step is compared with the same bound.
-"""
+(inference/proof.py); here each step is compared with the same bound."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """Set-up goes one way: recipe, machine, data, policy, engine, run. Each step is a function of the results before it.
 
-`start` sets up a run; eval, generate, compare and check take the same steps, as far as they need them.
-"""
+`start` sets up a run; eval, generate, compare and check take the same steps, as far as they need them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

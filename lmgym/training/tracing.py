@@ -1,8 +1,7 @@
 """What a step leaves in traces/: a table of its answers, and of some of them every number that there is.
 
 Of a token it has what the update computes anyway, which is shown to the step's `StepTrace`, and the derivative of each
-term by its log-probability (updates/pushes.py). What was not computed is absent.
-"""
+term by its log-probability (updates/pushes.py). What was not computed is absent."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -109,8 +108,7 @@ def kept_groups(episodes: Sequence[Episode], surprise: Mapping[int, float], key:
     """The first group (that of rollouts.jsonl), the one with the largest mean surprise, and one of the others, which
     `key` chooses.
 
-    Example: of four groups of one answer with surprises 0.1, 0.2, 0.9 and 0.3: groups 0, 2, and either 1 or 3
-    """
+    Example: of four groups of one answer with surprises 0.1, 0.2, 0.9 and 0.3: groups 0, 2, and either 1 or 3"""
     of_group: dict[int, list[float]] = {}
     for episode in episodes:
         of_group.setdefault(episode.group, []).append(surprise.get(episode.index, 0.0))

@@ -30,8 +30,7 @@ def first_order(
     what each step computes for the rows that it wants.
 
     Returns the mean of the steps' metrics, and how many `updates` there were: once the algorithm says that it should
-    stop early, that step and all after it are left out.
-    """
+    stop early, that step and all after it are left out."""
     records = []
     for index, minibatch in enumerate(minibatches_of(batch, algorithm.epochs, algorithm.minibatches)):
         minibatch = algorithm.before_minibatch(minibatch)
@@ -72,8 +71,7 @@ def optimizer_step(
     number of ranks matters.
     Rows that cannot contribute (`Algorithm.active`) are counted in the totals but not computed. On the `first` step of
     a batch `logprobs_old` is what the policy says now, so the ratio is exactly 1. If the algorithm should stop early,
-    the parameters are left as they were ("gradient_norm" is then missing).
-    """
+    the parameters are left as they were ("gradient_norm" is then missing)."""
     if algorithm.whole_batch:
         optimizer.zero_grad()
         metrics = whole_batch_gradient(algorithm, policy, batch, first, watcher)

@@ -22,8 +22,7 @@ class OptimizerSection(Section):
     """The `optimizer:` section of a recipe: AdamW (arXiv 1711.05101) or RMSprop, and the learning rate as a function of
     the step.
 
-    Example: OptimizerSection(learning_rate=1e-6, schedule="cosine", warmup=20)
-    """
+    Example: OptimizerSection(learning_rate=1e-6, schedule="cosine", warmup=20)"""
 
     section = "optimizer"
 

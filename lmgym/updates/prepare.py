@@ -21,8 +21,7 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
     pass and is needed only if a batch serves more than one optimizer step: on the first step the old policy is the new
     one. The values and the squared probabilities come from the same pass.
 
-    Example: prepare(collate(episodes), policy, {}, GRPO())
-    """
+    Example: prepare(collate(episodes), policy, {}, GRPO())"""
     required = algorithm.requirements
     _check_ids(batch, policy.vocabulary)
     batch = algorithm.before_scoring(batch.replace(vocabulary=policy.vocabulary))

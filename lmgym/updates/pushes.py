@@ -12,8 +12,7 @@ def pushes(losses: Mapping[str, Tensor], logprobs: Tensor) -> dict[str, Tensor]:
 
     The derivatives end at `logprobs`: no parameter gets a gradient, and the graph stays for the backward pass.
 
-    Example: pushes({"policy": (-advantages * logprobs).sum() / 2}, logprobs)["push/policy"] -> advantages / 2
-    """
+    Example: pushes({"policy": (-advantages * logprobs).sum() / 2}, logprobs)["push/policy"] -> advantages / 2"""
     columns = {}
     for name, loss in losses.items():
         if not loss.requires_grad:

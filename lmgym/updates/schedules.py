@@ -20,8 +20,7 @@ def share_of_peak(
     fraction of cycles p; polynomial (1 - p)^power; inverse_sqrt 1 / sqrt(1 + (step - warmup) / w), w the warm-up or
     10,000; warmup_stable_decay 1, then cosine over the last decay_fraction of the steps.
 
-    Example: share_of_peak("linear", 75, 100, 0, 1, 1.0, 0.1) -> 0.25
-    """
+    Example: share_of_peak("linear", 75, 100, 0, 1, 1.0, 0.1) -> 0.25"""
     progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
     decay = max(round(decay_fraction * steps), 1)
     shapes: dict[str, Callable[[], float]] = {

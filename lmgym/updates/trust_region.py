@@ -52,8 +52,7 @@ def trust_region(
     """One step of the policy and the critic's optimizer steps on a prepared batch; returns the metrics of both. The
     `watcher` is shown the log-probabilities that the gradient is taken of, and how it pushes them.
 
-    Raises LmgymError if the algorithm lacks TRPO's fields, which the steps read, or if the gradient is not finite.
-    """
+    Raises LmgymError if the algorithm lacks TRPO's fields, which the steps read, or if the gradient is not finite."""
     if not isinstance(algorithm, TrustRegionFields):
         name = type(algorithm).__name__
         raise LmgymError(f"the driver trust_region reads TRPO's fields, and {name} has none; let it extend TRPO")

@@ -23,8 +23,7 @@ def whole_batch_gradient(
     required), and autograd gives its derivative by each of these numbers. A second pass, micro-batch by micro-batch,
     applies them. On the `first` step of a batch `logprobs_old` is what the policy says now. Costs one forward pass more
     than `loss` does. The `watcher` is shown what the first pass says, and how
-    each term pushes it.
-    """
+    each term pushes it."""
     # 1. What the policy says of all rows: the leaves of the loss.
     required = algorithm.requirements
     if required.divergence is not None:

@@ -12,8 +12,7 @@ runs/0/answers/evaluation/1/40/17/SPLIT       likewise, of an evaluation
 runs/0/evaluations, runs/0/evaluations/SPLIT  the held-out prompts of the newest evaluation
 runs/0/prompts/SPLIT/EXAMPLE                  one of them through training
 runs/0/notes                                  the notes on its answers
-pairs/0/1                                     two runs: what changed
-"""
+pairs/0/1                                     two runs: what changed"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,8 +36,7 @@ def tree_at(runs: Sequence[RunRecords], address: str) -> Any:
     """What lies at an address, as JSON can hold it. Raises UnknownAddress, and LmgymError for records that cannot be
     read, make no sense or were not kept.
 
-    Example: tree_at(runs, "runs/0/steps/1/40")["columns"]["score"] -> [0.0, 1.0, ...]
-    """
+    Example: tree_at(runs, "runs/0/steps/1/40")["columns"]["score"] -> [0.0, 1.0, ...]"""
     try:
         return _tree_at(runs, address)
     except LmgymError:

@@ -54,8 +54,7 @@ class Curves:
     """All numbers of a run's metrics.jsonl. `update` reads what was written since; lines that are no records are left
     out and named in `problems`.
 
-    Example: Curves(Path("runs/a")).tree()["train"]["values"]["reward"] -> [0.25, 0.31, ...]
-    """
+    Example: Curves(Path("runs/a")).tree()["train"]["values"]["reward"] -> [0.25, 0.31, ...]"""
 
     def __init__(self, folder: Path) -> None:
         self._tail = Tail(inside(folder, METRICS), self._clear)

@@ -19,8 +19,7 @@ def episode_of_record(record: Mapping[str, Any]) -> TraceEpisode:
     """A record of rollouts.jsonl in the form of a trace. Its columns are the sampler's log-probabilities, and the
     rewards of single tokens if there are any: nothing else was kept there.
 
-    Example: episode_of_record(record).rows[0].columns["logprobs_sampler"] -> array([-0.1, -0.02], dtype=float32)
-    """
+    Example: episode_of_record(record).rows[0].columns["logprobs_sampler"] -> array([-0.1, -0.02], dtype=float32)"""
     turns = list(record.get("turns", []))
     starts = [number for number, turn in enumerate(turns) if number == 0 or turn.get("restart")]
     ends = [*starts[1:], len(turns)]
@@ -62,8 +61,7 @@ def row_tree(row: TraceRow, tokenizer: Any) -> dict[str, Any]:
     """A token sequence as JSON can hold it: `pieces` are the texts of the tokens, which joined give the whole text, and
     `special` the places of control tokens. Without a tokenizer a token's text is its id.
 
-    Example: row_tree(row, tokenizer)["pieces"] -> ["2", "+", "2", "=", "4", "<eos>"]
-    """
+    Example: row_tree(row, tokenizer)["pieces"] -> ["2", "+", "2", "=", "4", "<eos>"]"""
     ids = row.tokens.tolist()
     tree = {"ids": ids, **_texts(ids, tokenizer), "actions": row.actions.tolist(), "turn": row.turn.tolist()}
     tree["columns"] = {name: shortest(column) for name, column in row.columns.items()}

@@ -40,8 +40,7 @@ def pair_tree(first: RunRecords, second: RunRecords) -> Tree:
     """Two runs at their newest evaluation of a split that both have: the recipes' differences, and prompt by prompt
     what each said; numbers are paired as `lmgym compare` pairs them.
 
-    Raises LmgymError if they have no answers to the same prompts.
-    """
+    Raises LmgymError if they have no answers to the same prompts."""
     sides = [_newest(run) for run in (first, second)]
     split = next((split for split in reversed(list(sides[0])) if split in sides[1]), None)
     shared = [] if split is None else [key for key in sides[0][split] if key in sides[1][split]]

@@ -1,8 +1,7 @@
 """Who may read the page: the browser of the user who started it, and nobody else who reaches this machine's ports.
 
 Another user of the machine, or a web page open in the same browser, can send requests to a server on loopback. So
-every request for data needs a secret that only the user's terminal has shown, and must come from the page itself.
-"""
+every request for data needs a secret that only the user's terminal has shown, and must come from the page itself."""
 
 import hmac
 import secrets

@@ -46,8 +46,7 @@ def write_note(folder: Path, answer: Mapping[str, Any], text: str, tags: list[st
     """Write a note on an answer (a tree of views.py) in place of the one it has; without text and tags, remove that
     one. Returns all notes. The file is replaced as a whole, under a lock: two pages may write at once.
 
-    Raises LmgymError for a note or tags that are too long, and if the file cannot be written.
-    """
+    Raises LmgymError for a note or tags that are too long, and if the file cannot be written."""
     if len(text) > LONGEST_NOTE or len(tags) > MOST_TAGS or any(len(tag) > LONGEST_TAG for tag in tags):
         raise LmgymError(
             f"a note has at most {LONGEST_NOTE:,} characters, and {MOST_TAGS} tags of {LONGEST_TAG} characters each"

@@ -27,8 +27,7 @@ Span = tuple[int, int]  # begin and end of some lines, in bytes
 class Moment(NamedTuple):
     """When answers were given: in a training step, or in the evaluation after so many updates of the stage.
 
-    Example: Moment("train", stage=1, step=12)
-    """
+    Example: Moment("train", stage=1, step=12)"""
 
     kind: str
     stage: int
@@ -45,8 +44,7 @@ class Rollouts:
     """Where the records of each moment are in a run's rollouts.jsonl, or in the file `name`; `update` looks at what was
     written since.
 
-    Example: Rollouts(Path("runs/a")).records(Moment("train", 1, 12))[0]["score"] -> 1.0
-    """
+    Example: Rollouts(Path("runs/a")).records(Moment("train", 1, 12))[0]["score"] -> 1.0"""
 
     def __init__(self, folder: Path, name: str = ROLLOUTS) -> None:
         self.path = inside(folder, name)

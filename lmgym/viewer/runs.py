@@ -27,8 +27,7 @@ class RunRecords:
 
     Raises LmgymError for a folder without metrics.jsonl.
 
-    Example: RunRecords(Path("runs/a"), "a").trace(stage=0, step=12).episodes["score"]
-    """
+    Example: RunRecords(Path("runs/a"), "a").trace(stage=0, step=12).episodes["score"]"""
 
     def __init__(self, folder: Path, name: str) -> None:
         check_is_run(folder)
@@ -161,8 +160,7 @@ def open_runs(folders: Sequence[Path]) -> list[RunRecords]:
 
     Raises LmgymError for a folder that is neither.
 
-    Example: [run.name for run in open_runs([Path("runs/sweep")])] -> ["sweep/seed-0", "sweep/seed-1"]
-    """
+    Example: [run.name for run in open_runs([Path("runs/sweep")])] -> ["sweep/seed-0", "sweep/seed-1"]"""
     runs = []
     for folder in folders:
         if not folder.is_dir():

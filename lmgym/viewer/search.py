@@ -1,8 +1,7 @@
 """Looking for answers through all steps of a run: by numbers, and by a regular expression over the texts.
 
 A search runs in processes of its own (processes/pool.py), so that neither a long one nor an expression that never ends
-stops the page; it can be cancelled and has a limit of time.
-"""
+stops the page; it can be cancelled and has a limit of time."""
 
 import json
 import re
@@ -51,8 +50,7 @@ def matching(columns: Mapping[str, Any], filters: Sequence[Filter]) -> np.ndarra
     group less the smallest; neither for a group of one). An answer that lacks the number meets no filter. Raises
     LmgymError for a name that is no column, or one of texts.
 
-    Example: matching(columns, [("score", "<", 0.5), ("truncated", "=", 1)])
-    """
+    Example: matching(columns, [("score", "<", 0.5), ("truncated", "=", 1)])"""
     fits = np.ones(len(columns["index"]), dtype=bool)
     for name, operator, wanted in filters:
         if operator not in OPERATORS:
@@ -91,8 +89,7 @@ def numbers_of(columns: Mapping[str, Any], name: str) -> np.ndarray:
 def search_step(job: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The answers of one step that meet a job's filters and whose text its pattern finds; runs in a worker process.
 
-    Without a pattern the answers need not have been kept whole. Raises LmgymError for a damaged step.
-    """
+    Without a pattern the answers need not have been kept whole. Raises LmgymError for a damaged step."""
     folder, stage, step = Path(job["folder"]), job["stage"], job["step"]
     filters, pattern = [tuple(one) for one in job["filters"]], re.compile(job["pattern"])
     if job["traced"] and has_trace(folder, stage, step):

@@ -135,8 +135,7 @@ def _known(work: Any) -> Any:
 def serve(runs: Sequence[RunRecords], port: int, say: Any) -> None:
     """Serve until Ctrl-C. `say` is told the address to open. With port 0, or one that is taken, the system chooses one.
 
-    Raises LmgymError if the libraries are not installed, or no port can be had.
-    """
+    Raises LmgymError if the libraries are not installed, or no port can be had."""
     with bound(port) as listening:
         guard = Guard(application(runs), listening.getsockname()[1])
         serving = server_of(guard)

@@ -1,8 +1,7 @@
 """`lmgym view --html FILE`: the page, its script, its style and a part of the data as one file, to be sent.
 
 The file opens from disk and asks for nothing. Its data is a block that no browser executes, and its policy allows only
-the two blocks of script and style whose hashes it names.
-"""
+the two blocks of script and style whose hashes it names."""
 
 import base64
 import hashlib
@@ -37,8 +36,7 @@ def write_file(runs: Sequence[RunRecords], path: Path, megabytes: float) -> list
     between in ever finer distances, each with one group, and with the others as long as there is room. Raises
     LmgymError if not even the curves fit, and if the file cannot be written.
 
-    Example: write_file(open_runs([Path("runs/a")]), Path("a.html"), megabytes=20)
-    """
+    Example: write_file(open_runs([Path("runs/a")]), Path("a.html"), megabytes=20)"""
     files = page_files()
     script, style = bundle(files), files["style.css"].decode()
     room = int(megabytes * MEGABYTE) - len(script) - len(style) - len(files["index.html"]) - 4096  # policy, sentences

@@ -1,7 +1,6 @@
 """`lmgym view RUN --text`: curves, steps, groups and answers in a terminal, driven by keys; for a machine over ssh.
 
-It draws what the page draws, from the same trees (addresses.py). All texts are made by `words` (screens.py).
-"""
+It draws what the page draws, from the same trees (addresses.py). All texts are made by `words` (screens.py)."""
 
 import os
 import re

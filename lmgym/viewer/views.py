@@ -1,7 +1,6 @@
 """What the page asks for, as JSON: runs, a step, a group of a step, an answer.
 
-Each function reads only what it returns: a step is the list of its answers' numbers, not their texts.
-"""
+Each function reads only what it returns: a step is the list of its answers' numbers, not their texts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -112,8 +111,7 @@ def pair_of(
     (the log-probability of its tokens less the reference's if there is one; their mean with `length_norm`), and the
     margin; None where all scores are equal.
 
-    Example: pair_of(...) -> {"chosen": 0, "rejected": 1, "scores": {0: 1.5, 1: 0.25}, "margin": 1.25}
-    """
+    Example: pair_of(...) -> {"chosen": 0, "rejected": 1, "scores": {0: 1.5, 1: 0.25}, "margin": 1.25}"""
     rated = [(columns["score"][row], columns["index"][row]) for row in rows if columns["score"][row] is not None]
     if len({score for score, _ in rated}) < 2:
         return None
@@ -144,8 +142,7 @@ def _answer_of_group(columns: Mapping[str, Any], row: int, episode: TraceEpisode
 def answer_tree(run: RunRecords, moment: Moment, index: int, split: str | None = None) -> dict[str, Any]:
     """One answer with its tokens, their numbers, and how the algorithm made a loss of them.
 
-    Raises LmgymError if it was not kept.
-    """
+    Raises LmgymError if it was not kept."""
     trace = _trace(run, moment.stage, moment.step)[0] if moment.kind == "train" else None
     episode = run.answers(moment, [index], trace, split).get(index)
     if episode is None:

@@ -34,8 +34,7 @@ class GRPO(GroupRelative):
     batch and clips asymmetrically (arXiv 2503.14476), and has no reference model. The preset `paper` is the first
     paper's own form; the others are names of algorithms as well: {name: dapo, group_size: 8}.
 
-    Example: {name: grpo, group_size: 8, surrogate: {name: cispo, high: 4.0}, minibatches: 4}
-    """
+    Example: {name: grpo, group_size: 8, surrogate: {name: cispo, high: 4.0}, minibatches: 4}"""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = MEMBERS
 

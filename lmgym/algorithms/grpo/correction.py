@@ -1,8 +1,7 @@
 """Corrections: what the loss does about answers whose sampler was not quite the policy that trains.
 
 pi_old / mu is the trainer's probability of a token before this batch's steps, over what the sampler said of it. The two
-differ by rounding, by another engine's kernels, or because the weights that sampled are older (`engine.ahead`).
-"""
+differ by rounding, by another engine's kernels, or because the weights that sampled are older (`engine.ahead`)."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -28,8 +27,7 @@ Weight = tuple[PerToken, Mask]
 class Correction(Part):
     """What the policy's term of each token weighs. Every correction can leave rows out besides.
 
-    Example: Truncated(cap=2.0).weight(batch, new)
-    """
+    Example: Truncated(cap=2.0).weight(batch, new)"""
 
     kind: ClassVar[str] = "correction"
     section: ClassVar[str] = "algorithm.correction"

@@ -1,8 +1,7 @@
 """Credit: what each token's advantage is, from the scores of a group of answers to one prompt.
 
 Each class is one way to do it, with its paper. A new one is a class here, or in a file of yours, with
-`@register("credit", "its_name")`.
-"""
+`@register("credit", "its_name")`."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
@@ -29,8 +28,7 @@ from lmgym.functional.turn_groups import turn_group_advantages
 class Credit(Part):
     """How scores become advantages.
 
-    Example: GroupMean(scale="group").advantages(batch, batch.score)
-    """
+    Example: GroupMean(scale="group").advantages(batch, batch.score)"""
 
     kind: ClassVar[str] = "credit"
     section: ClassVar[str] = "algorithm.credit"

@@ -3,8 +3,7 @@
     {objective: cispo, clip_high: 4.0}   ->   {surrogate: {name: cispo, high: 4.0}}
 
 Recipes, sweeps and run folders with the former keys are read through `in_parts`, with a warning that names the new
-form; `in_former_keys` is the way back, for what holds beside them. No torch is imported here.
-"""
+form; `in_former_keys` is the way back, for what holds beside them. No torch is imported here."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -88,8 +87,7 @@ def in_parts(given: Mapping[str, Any], owner: Any, preset: Mapping[str, Any], wh
     defaults of the class `owner`; `where` is the section, for messages.
 
     Raises LmgymError for a former key that nothing would read. A recipe that writes all of them out, as a run folder's
-    does, is only warned of.
-    """
+    does, is only warned of."""
     if isinstance(given.get("scale_rewards"), bool):
         raise LmgymError(
             f"{where}scale_rewards is {given['scale_rewards']}; write group for true, none for false, or batch"

@@ -1,7 +1,6 @@
 """GRPO's family by name: which parts each paper takes. What a row leaves out is GRPO's own default.
 
-docs/algorithms/family.md shows this table as one page.
-"""
+docs/algorithms/family.md shows this table as one page."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,7 @@
 """Surrogates: what the loss makes of a token's ratio and advantage, and so how far one batch may move the policy.
 
 The ratio r is pi_new / pi_old of a token. Each class is one surrogate, with its paper. A new one is a class here, or in
-a file of yours, with `@register("surrogate", "its_name")`.
-"""
+a file of yours, with `@register("surrogate", "its_name")`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,8 +28,7 @@ TermAndMetrics = tuple[PerToken, Mapping[str, Tensor]]
 class Surrogate(Part):
     """What is minimised, per token.
 
-    Example: Clip(high=0.3).term(batch, new, losses.log_ratio(new.logprobs, batch.logprobs_old))
-    """
+    Example: Clip(high=0.3).term(batch, new, losses.log_ratio(new.logprobs, batch.logprobs_old))"""
 
     kind: ClassVar[str] = "surrogate"
     section: ClassVar[str] = "algorithm.surrogate"

@@ -24,8 +24,7 @@ SomeTokens = Annotated[float, Gt(0), Le(1), Rule("it is a share of the tokens, a
 class Tokens(Part):
     """A choice of tokens. `chosen` names them; `trains` says which tokens keep their advantage.
 
-    Example: TopEntropy(share=0.2).chosen(batch, new, old, Clip())
-    """
+    Example: TopEntropy(share=0.2).chosen(batch, new, old, Clip())"""
 
     kind: ClassVar[str] = "tokens"
     section: ClassVar[str] = "algorithm.tokens"

@@ -17,8 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Arguments key=value override keys of the recipe. Returns the exit status: 0 done, 1 a mistake that the user can fix,
     130 stopped by Ctrl-C.
 
-    Example: main(["--config_path", "gpt2_ppo.yml", "--experiment_name", "imdb", "steps=10"])
-    """
+    Example: main(["--config_path", "gpt2_ppo.yml", "--experiment_name", "imdb", "steps=10"])"""
     given = _parser().parse_args(arguments)
     with surviving_output():
         try:

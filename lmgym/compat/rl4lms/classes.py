@@ -16,8 +16,7 @@ RESERVED = {"task": {*TASK_OPTIONS, "seed", "name"}, "reward": {*REWARD_OPTIONS,
 class Maker:
     """Makes instances of a user's class, one for each set of a recipe's arguments, kept until the process ends.
 
-    Example: Maker("reward", "haiku_meter", HaikuMeter)({"conditional": True})
-    """
+    Example: Maker("reward", "haiku_meter", HaikuMeter)({"conditional": True})"""
 
     def __init__(self, kind: str, id: str, cls: type) -> None:
         self.kind, self.id, self.cls = kind, id, cls
@@ -60,8 +59,7 @@ def class_arguments(function: Callable[..., Any], kind: str, arguments: Mapping[
 def recipe_arguments(kind: str, id: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of an added class, as RL4LMs' files have them, under the names of a recipe.
 
-    Example: recipe_arguments("task", "pool_with_a_seed", {"seed": 4, "largest": 9}) -> {"own_seed": 4, "largest": 9}
-    """
+    Example: recipe_arguments("task", "pool_with_a_seed", {"seed": 4, "largest": 9}) -> {"own_seed": 4, "largest": 9}"""
     known = inspect.signature(registry.get(kind, id)).parameters
     return {f"own_{name}" if f"own_{name}" in known else name: value for name, value in arguments.items()}
 

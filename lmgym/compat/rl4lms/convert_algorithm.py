@@ -1,8 +1,7 @@
 """Convert RL4LMs' `alg` section to `algorithm:`, `optimizer:` and the size of a step.
 
 Its n_steps, n_envs and batch_size count tokens, of which each is a step of its environment. A step of lmgym holds whole
-answers: as many as have n_steps * n_envs tokens if each has the greatest length.
-"""
+answers: as many as have n_steps * n_envs tokens if each has the greatest length."""
 
 import math
 from dataclasses import dataclass, fields
@@ -42,8 +41,7 @@ def counts(n_steps: int, n_envs: int, batch_size: int | None, longest: int) -> C
     minibatches = n_steps * n_envs / batch_size, rounded up as stable-baselines3 does, but no more than there are
     answers, since one is never split.
 
-    Example, of the IMDB recipes: counts(128, 10, 64, 48) -> Counts(answers=27, minibatches=20, tokens=1280)
-    """
+    Example, of the IMDB recipes: counts(128, 10, 64, 48) -> Counts(answers=27, minibatches=20, tokens=1280)"""
     tokens = n_steps * n_envs
     for name, value in (("n_steps", n_steps), ("n_envs", n_envs), ("batch_size", batch_size), ("length", longest)):
         if value is not None and value < 1:

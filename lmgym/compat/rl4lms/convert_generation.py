@@ -1,7 +1,6 @@
 """Convert RL4LMs' generation_kwargs: those of rollouts to `sampling:`, those of evaluations to `evaluation:`.
 
-They are keywords of Hugging Face's `generate`, so its defaults apply to those left out: top_k is 50 for sampling.
-"""
+They are keywords of Hugging Face's `generate`, so its defaults apply to those left out: top_k is 50 for sampling."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,8 +19,7 @@ def lengths(section: Section, longest: int | None, seq2seq: bool, conversion: Co
     neither ends nor reaches it. Hugging Face counts min_length with the start token of an encoder-decoder, so one token
     fewer is new; RL4LMs adds the prompt's length for a causal model.
 
-    Example: min_length 10, max_new_tokens 20 of a T5 -> (20, 9); of a GPT-2 -> (20, 10)
-    """
+    Example: min_length 10, max_new_tokens 20 of a T5 -> (20, 9); of a GPT-2 -> (20, 10)"""
     given = section.take("max_new_tokens", int)
     if given is None:
         given = longest if longest is not None else 20

@@ -15,8 +15,7 @@ def rewards(value: Any, conversion: Conversion) -> dict[str, Any]:
     """The `rewards:` section of {id: REWARD, args: {...}}, with a shaping_fn as a second reward of weight 1.
 
     Example: {"id": "meteor", "args": {"shaping_fn": "common_gen_repeat_penalty"}} ->
-    {"meteor": {"weight": 1.0}, "common_gen_repeat_penalty": {"weight": 1.0}}
-    """
+    {"meteor": {"weight": 1.0}, "common_gen_repeat_penalty": {"weight": 1.0}}"""
     name, arguments = identified(value, "reward_fn")
     if is_added("reward", name):
         found: Named = {name: recipe_arguments("reward", name, arguments.rest())}

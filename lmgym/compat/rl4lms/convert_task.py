@@ -29,8 +29,7 @@ def task(value: Any, conversion: Conversion) -> dict[str, Any]:
     A pool that the user has registered is a task of the same name, with the same arguments. Besides RL4LMs' own
     arguments, `path` and `hub_id` say where the data is. Raises LmgymError for an unknown pool.
 
-    Example: {"id": "commongen", "args": {"concept_end_token": "."}} -> {"name": "common_gen", "end": ".", ...}
-    """
+    Example: {"id": "commongen", "args": {"concept_end_token": "."}} -> {"name": "common_gen", "end": ".", ...}"""
     name, arguments = identified(value, "datapool")
     if is_added("task", name):
         return {"name": name, **recipe_arguments("task", name, arguments.rest())}

@@ -1,7 +1,6 @@
 """RL4LMs' data pool: a class that prepares the samples of a split.
 
-from lmgym.compat.rl4lms.data_pool import Sample, TextGenPool   # in place of rl4lms.data_pools.text_generation_pool
-"""
+from lmgym.compat.rl4lms.data_pool import Sample, TextGenPool   # in place of rl4lms.data_pools.text_generation_pool"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -69,8 +68,7 @@ class TextGenPool:
 def task_of(id: str, cls: type) -> Callable[..., list[Example]]:
     """Turn a user's pool into a task; its arguments are those of `prepare` without the split.
 
-    Example: register("task", "sums")(task_of("sums", Sums))
-    """
+    Example: register("task", "sums")(task_of("sums", Sums))"""
     if not isinstance(cls, type) or "TextGenPool" not in base_names(cls):
         raise LmgymError(f"task '{id}': RL4LMs' DataPoolRegistry.add() takes a subclass of TextGenPool, not {cls!r}")
 

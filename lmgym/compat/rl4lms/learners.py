@@ -2,8 +2,7 @@
 
 An algorithm of RL4LMs, built on stable-baselines3, owns its environments (one token a step), rollout buffer and policy.
 lmgym hands an algorithm columns of tensors of whole answers, so such a class cannot run here. Its advantages and its
-loss are a few lines of an lmgym algorithm (docs/contract.md).
-"""
+loss are a few lines of an lmgym algorithm (docs/contract.md)."""
 
 import inspect
 from collections.abc import Mapping
@@ -18,8 +17,7 @@ BASES_OF_SB3 = ("BaseAlgorithm", "OnPolicyAlgorithm", "OffPolicyAlgorithm")
 def wrap_onpolicy_alg(alg_class: type) -> type:
     """Return the algorithm unchanged: the trainer does rollouts, KL penalty, reward normalisation and warm starts.
 
-    Example: wrap_onpolicy_alg(PPO) is PPO -> True
-    """
+    Example: wrap_onpolicy_alg(PPO) is PPO -> True"""
     return alg_class
 
 

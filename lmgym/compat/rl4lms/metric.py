@@ -1,7 +1,6 @@
 """RL4LMs' metric class: it computes values of many answers at once, for each and for all together.
 
-from lmgym.compat.rl4lms.metric import BaseMetric               # in place of rl4lms.envs.text_generation.metric
-"""
+from lmgym.compat.rl4lms.metric import BaseMetric               # in place of rl4lms.envs.text_generation.metric"""
 
 import math
 from abc import ABC, abstractmethod
@@ -49,8 +48,7 @@ def metric_of(id: str, cls: type) -> Callable[..., list[float]]:
     A metric that returns no values for each text is computed of each text alone; the value of all texts together is
     the attribute `corpus`, which evaluations report as "NAME/corpus".
 
-    Example: register("reward", "ended")(metric_of("ended", Ended))
-    """
+    Example: register("reward", "ended")(metric_of("ended", Ended))"""
     check_class("metric", id, cls, "compute")
     make = Maker("metric", id, cls)
 

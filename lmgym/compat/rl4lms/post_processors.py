@@ -1,7 +1,6 @@
 """RL4LMs' post-processors, under the names that its code imports.
 
-from lmgym.compat.rl4lms.post_processors import three_sentence_summary
-"""
+from lmgym.compat.rl4lms.post_processors import three_sentence_summary"""
 
 from lmgym.rewards.text.post_processing import three_sentence_summary
 

@@ -1,7 +1,6 @@
 """RL4LMs' prediction files: one for each evaluation, with every answer and its metrics.
 
-A converted recipe has `logs: {predictions: "lmgym.compat.rl4lms.predictions:write"}`.
-"""
+A converted recipe has `logs: {predictions: "lmgym.compat.rl4lms.predictions:write"}`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +17,7 @@ def write(folder: Path, version: int, split: str, episodes: Sequence[Episode]) -
 
     A repeated evaluation replaces the file. `version` counts the policy's updates.
 
-    Example: write(Path("runs/imdb"), 20, "validation", episodes)     # epoch_20_val_split_predictions.json
-    """
+    Example: write(Path("runs/imdb"), 20, "validation", episodes)     # epoch_20_val_split_predictions.json"""
     name = SPLITS.get(split, split)
     records = [_record(episode, name) for episode in episodes]
     write_text(folder / f"epoch_{version}_{name}_split_predictions.json", json_text(records))
@@ -29,8 +27,7 @@ def _record(episode: Episode, split: str) -> dict[str, Any]:
     """An answer with one key for each metric.
 
     Example: {"split_name": "val", "sample_id": "imdb/validation/7", "prompt_text": "A film", "generated_text": " to
-    see", "ref_text": "<START-1> of note<END-1>", "meteor": 0.1, "reward": 0.1}
-    """
+    see", "ref_text": "<START-1> of note<END-1>", "meteor": 0.1, "reward": 0.1}"""
     prompt = episode.example.prompt
     references = enumerate(episode.example.references, start=1)
     return {

@@ -3,8 +3,7 @@
     from lmgym.compat.rl4lms.registries import DataPoolRegistry     # in place of rl4lms.envs.text_generation.registry
 
 A class is registered in this process only, so name the module that adds it in the recipe's `plugins:`. `get` returns
-added classes only; for lmgym's own tasks, rewards and algorithms use `lmgym.core.registry`.
-"""
+added classes only; for lmgym's own tasks, rewards and algorithms use `lmgym.core.registry`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,8 +20,7 @@ from lmgym.core.errors import LmgymError
 class Registry:
     """What was added, by id; a registry says in `enter` what becomes of it in lmgym.
 
-    Example: RewardFunctionRegistry.add("punctuation", Punctuation)
-    """
+    Example: RewardFunctionRegistry.add("punctuation", Punctuation)"""
 
     what = ""
 

@@ -1,7 +1,6 @@
 """RL4LMs' reward classes: one is called for each token of an answer, the other for many answers at once.
 
-from lmgym.compat.rl4lms.reward import RewardFunction          # in place of rl4lms.envs.text_generation.reward
-"""
+from lmgym.compat.rl4lms.reward import RewardFunction          # in place of rl4lms.envs.text_generation.reward"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,8 +21,7 @@ class Observation:
     It has all of RL4LMs' text fields. Its tensors are made on demand: [1, tokens], int64, without the padding that
     RL4LMs' environment adds.
 
-    Example: Observation("Count: 1 2", "3 4", ["3 4 5"], ["3", " 4"], {}, (5, 6), (7, 8))
-    """
+    Example: Observation("Count: 1 2", "3 4", ["3 4 5"], ["3", " 4"], {}, (5, 6), (7, 8))"""
 
     prompt_or_input_text: str
     context_text: str
@@ -99,8 +97,7 @@ class BatchedRewardFunction(ABC):
 def reward_of(id: str, cls: type) -> Callable[..., list[list[float]]]:
     """Turn a user's class into a reward that pays token by token; its arguments are those of the class's __init__.
 
-    Example: register("reward", "punctuation")(reward_of("punctuation", Punctuation))
-    """
+    Example: register("reward", "punctuation")(reward_of("punctuation", Punctuation))"""
     check_class("reward", id, cls, "__call__")
     make = Maker("reward", id, cls)
     pay = _batched if "BatchedRewardFunction" in base_names(cls) else _step_by_step

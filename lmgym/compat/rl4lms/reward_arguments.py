@@ -1,7 +1,6 @@
 """Convert the arguments of RL4LMs' reward functions and metrics, id by id.
 
-Each function reads the arguments of one id and returns {name: arguments} of lmgym's rewards (docs/rl4lms.md).
-"""
+Each function reads the arguments of one id and returns {name: arguments} of lmgym's rewards (docs/rl4lms.md)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,6 @@
 """Recognise a configuration of RL4LMs, and read it so that no key is lost.
 
-RL4LMs is the library of Ramamurthy et al., arXiv 2210.01241 (github.com/allenai/RL4LMs, version 0.2.2).
-"""
+RL4LMs is the library of Ramamurthy et al., arXiv 2210.01241 (github.com/allenai/RL4LMs, version 0.2.2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +15,7 @@ from lmgym.core.validation import converted
 def is_rl4lms(tree: Mapping[str, Any]) -> bool:
     """Whether a file's tree follows RL4LMs' schema, whose roots no recipe has.
 
-    Example: is_rl4lms({"datapool": {"id": "imdb"}, "alg": {}}), is_rl4lms({"task": "gsm8k"}) -> (True, False)
-    """
+    Example: is_rl4lms({"datapool": {"id": "imdb"}, "alg": {}}), is_rl4lms({"task": "gsm8k"}) -> (True, False)"""
     return "alg" in tree and "datapool" in tree and not {"task", "algorithm", "policy", "stages"} & set(tree)
 
 
@@ -28,8 +26,7 @@ class Conversion:
     `notes`: keys converted to other units; `warnings`: what differs from RL4LMs; `idle`: keys that do not change the
     results here.
 
-    Example: Conversion({"steps": 50, ...}, notes=["alg.args.n_steps ..."], idle=["tokenizer.padding_side"])
-    """
+    Example: Conversion({"steps": 50, ...}, notes=["alg.args.n_steps ..."], idle=["tokenizer.padding_side"])"""
 
     recipe: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -21,8 +21,7 @@ def converted(system: str, path: Path, devices: int | None = None) -> tuple[str,
     """The recipe of a file as YAML, and what has to be filled in before it trains. Raises LmgymError for a file that
     cannot be read.
 
-    Example: converted("verl", Path("run_qwen2-7b.sh"))[1] -> []
-    """
+    Example: converted("verl", Path("run_qwen2-7b.sh"))[1] -> []"""
     table = read_yaml(TABLES / f"{SYSTEMS[system]}.yaml")
     if system == "open-r1":
         table = merge(table, read_yaml(TABLES / "open_r1.yaml"))

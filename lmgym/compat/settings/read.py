@@ -36,8 +36,7 @@ class Code(str):
 class Settings:
     """What a configuration says. `take` marks a key as read; `left` has the others.
 
-    `program`: what it is for, such as "GRPOTrainer sft.py"; `notes`: what the reader of the recipe has to know.
-    """
+    `program`: what it is for, such as "GRPOTrainer sft.py"; `notes`: what the reader of the recipe has to know."""
 
     given: dict[str, Setting] = field(default_factory=dict)
     program: str = ""
@@ -96,8 +95,7 @@ def read(path: Path) -> Settings:
 def scalar(text: Any) -> Any:
     """What a text of a command line or of YAML means: a number, true, null, a list; else the text.
 
-    Example: scalar("1e-6"), scalar("True"), scalar("[a, b]"), scalar("null") -> 1e-06, True, ["a", "b"], None
-    """
+    Example: scalar("1e-6"), scalar("True"), scalar("[a, b]"), scalar("null") -> 1e-06, True, ["a", "b"], None"""
     if isinstance(text, list):
         return [scalar(one) for one in text]
     if not isinstance(text, str) or isinstance(text, Code):

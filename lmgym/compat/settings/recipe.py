@@ -3,8 +3,7 @@
 A table (tables/SYSTEM.yaml) has sections of rows, their key: our key. Blanks part the names of a key in other versions.
 A row may be a list: our key, what they have where the key is left out (if lmgym has something else), the name of a
 conversion. Or it is a choice: what each of their values sets; there `say` is a sentence, `cannot` an obstacle, and
-`also` another section. What stands under `always` is set in any case.
-"""
+`also` another section. What stands under `always` is set in any case."""
 
 import json
 import re
@@ -54,8 +53,7 @@ class Draft:
     """A recipe that grows, and what has to be said about it.
 
     `sources`: of each key of the recipe where it is from; `obstacles`: what has to be filled in or cannot be had;
-    `differs`: what trains otherwise than there.
-    """
+    `differs`: what trains otherwise than there."""
 
     system: str
     settings: Settings

@@ -1,8 +1,7 @@
 """A calculator for arithmetic in a model's text, with exact results: text in, a number or None out.
 
 The text is never executed. Its length, its depth and the size of every number are bounded, so each call ends after a
-bounded number of small operations, for any text.
-"""
+bounded number of small operations, for any text."""
 
 import re
 from collections.abc import Iterator
@@ -75,8 +74,7 @@ class _Parser:
         power   = atom {"%"} ["^" signed]
         atom    = number | "(" sum ")"
 
-    Example: _Parser("2*(3+4)").parse() is 14
-    """
+    Example: _Parser("2*(3+4)").parse() is 14"""
 
     def __init__(self, expression: str) -> None:
         self.tokens = list(_tokens(expression.rstrip(" \t")))

@@ -2,8 +2,7 @@
 a line, over its standard input and output.
 
 Only what tools need is spoken here: initialize, tools/list, tools/call, and the answer to the server's ping. So no
-library is needed; each answer has a time limit; and a server ends with its episode.
-"""
+library is needed; each answer has a time limit; and a server ends with its episode."""
 
 import atexit
 import contextlib
@@ -58,8 +57,7 @@ class McpServer(Section):
     - `variables`: names of environment variables of the training process that the server gets, such as the one with
       its key, beside HOME, LANG, LOGNAME, PATH, SHELL, TERM, TMPDIR and USER. Only the names stand in the recipe.
 
-    Example: McpServer(mcp=["mcp-server-calculator"], shared=True)
-    """
+    Example: McpServer(mcp=["mcp-server-calculator"], shared=True)"""
 
     section = "env.tools"
 
@@ -106,8 +104,7 @@ _running: set["Session"] = set()
 class Session:
     """One run of a server. It starts with the first request.
 
-    Raises ToolLost if the server has ended, does not answer in time, or does not speak the protocol.
-    """
+    Raises ToolLost if the server has ended, does not answer in time, or does not speak the protocol."""
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
@@ -319,8 +316,7 @@ def _check_described(tool: Any) -> None:
 
 def mcp_tools(server: McpServer) -> tuple[list[Tool], Session]:
     """The tools of a server, and the session in which an episode calls them. The first time in a process, the server is
-    started to list them. Raises LmgymError if that fails, or if `only` names a tool that it does not have.
-    """
+    started to list them. Raises LmgymError if that fails, or if `only` names a tool that it does not have."""
     if server.key not in _listed:
         session = Session(server)
         try:

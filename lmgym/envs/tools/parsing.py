@@ -1,7 +1,6 @@
 """Finds tool calls in a model's text, in the formats of today's open models.
 
-Unreadable calls become `Unreadable` with a reason. The time is linear in the length of the text, even a hostile one.
-"""
+Unreadable calls become `Unreadable` with a reason. The time is linear in the length of the text, even a hostile one."""
 
 import json
 import math
@@ -20,8 +19,7 @@ LONGEST = 1_000  # digits of a whole number
 class Call:
     """One tool call of a model.
 
-    Example: Call("python", {"code": "6 * 7"})
-    """
+    Example: Call("python", {"code": "6 * 7"})"""
 
     name: str
     arguments: dict[str, Any]
@@ -31,8 +29,7 @@ class Call:
 class Unreadable:
     """A call that cannot be read, and the reason.
 
-    Example: Unreadable("not valid JSON: Expecting value: line 1 column 9 (char 8)")
-    """
+    Example: Unreadable("not valid JSON: Expecting value: line 1 column 9 (char 8)")"""
 
     reason: str
 

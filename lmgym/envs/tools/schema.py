@@ -1,8 +1,7 @@
 """Python functions as tools: their JSON schema, and the answers to calls. parsing.py finds the calls in a text.
 
 If a call cannot be read or made, or the tool fails, the answer is `{"error": "..."}`, for the model to read. Such a
-mistake raises nothing here.
-"""
+mistake raises nothing here."""
 
 import inspect
 import json
@@ -49,8 +48,7 @@ class Tool:
 class Answer:
     """The answer to one call. `invalid`: the call was wrong, so nothing was called; `failed`: the tool raised.
 
-    Example: Answer("42")
-    """
+    Example: Answer("42")"""
 
     text: str
     invalid: bool = False
@@ -64,8 +62,7 @@ class ToolLost(Exception):
 def tool(name: str) -> Tool:
     """The tool registered under a name (`@register("tool", "name")`), or the function "module:function".
 
-    Raises LmgymError for an unknown name, or a function without a usable signature (see `schema`).
-    """
+    Raises LmgymError for an unknown name, or a function without a usable signature (see `schema`)."""
     return _prepared(registry.get("tool", name))
 
 
@@ -212,8 +209,7 @@ def calculator(expression: str) -> str:
     """Computes an arithmetic expression exactly: numbers, + - * / // ^, brackets and percent.
 
     Args:
-        expression: such as (3 + 4.5) * 2
-    """
+        expression: such as (3 + 4.5) * 2"""
     value = calculate(expression)
     if value is None:
         raise ValueError(f"this is no arithmetic, divides by zero, is longer than {LONGEST} characters, or too large")

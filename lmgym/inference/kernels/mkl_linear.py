@@ -5,8 +5,7 @@ pack the weights once for this number of rows instead of in every product (32 ro
 12.1, two cores of a Xeon).
 
 Only the `forward` of the layers changes for that time; with any other number of rows it is the usual product. Only
-trainable layers are packed, so the packed weights take no more memory than the gradients of an update.
-"""
+trainable layers are packed, so the packed weights take no more memory than the gradients of an update."""
 
 from collections.abc import Callable
 

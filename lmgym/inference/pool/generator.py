@@ -12,8 +12,7 @@ from lmgym.models.policy import Policy
 class Call:
     """What is asked of a unit: completions, after some of its conversations are over.
 
-    Example: Call(unit=3, requests=requests, sampling=Sampling(), over=(17, 18))
-    """
+    Example: Call(unit=3, requests=requests, sampling=Sampling(), over=(17, 18))"""
 
     unit: int | None
     requests: tuple[Request, ...]
@@ -24,8 +23,7 @@ class Call:
 class Generator:
     """Answers calls with one sampler; the conversations of each unit are cached apart, as if it were alone.
 
-    Example: Generator(Sampler(policy)).answer(Call(None, (Request((5, 6), key=1),), Sampling()))
-    """
+    Example: Generator(Sampler(policy)).answer(Call(None, (Request((5, 6), key=1),), Sampling()))"""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler

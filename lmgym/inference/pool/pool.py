@@ -1,8 +1,7 @@
 """A pool of generators: rollouts are cut into units, and each unit is computed by whoever is free.
 
 The bits do not depend on who computes a unit, nor on how many generators there are: one process that computes one unit
-after the other (`InUnits` with `Here`) is the oracle of a pool on Ray (ray_generators.py).
-"""
+after the other (`InUnits` with `Here`) is the oracle of a pool on Ray (ray_generators.py)."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +37,7 @@ class Generators(Protocol):
 class Here:
     """One generator, in this process.
 
-    Example: InUnits(policy, Here(Sampler(policy)), size=32)
-    """
+    Example: InUnits(policy, Here(Sampler(policy)), size=32)"""
 
     def __init__(self, sampler: Sampler) -> None:
         self.generator = Generator(sampler)
@@ -66,8 +64,7 @@ class InUnits:
 
     Up to `rows` answers of several turns are alive at once, in all units together.
 
-    Example: InUnits(policy, Here(Sampler(policy)), size=32).generate(requests, Sampling(max_new_tokens=8))
-    """
+    Example: InUnits(policy, Here(Sampler(policy)), size=32).generate(requests, Sampling(max_new_tokens=8))"""
 
     def __init__(self, policy: Policy, generators: Generators, size: int, rows: int = 256) -> None:
         self.policy, self.generators, self.rows = policy, generators, rows

@@ -2,8 +2,7 @@
 
 A generator that dies, or does not answer in time, is replaced by a new one, and the units that it had are computed
 again: their calls so far are repeated, so every bit is as it was. Ray's own wire carries pickles, so that whoever can
-reach its ports can run code; keep it on trusted networks (docs/engines.md).
-"""
+reach its ports can run code; keep it on trusted networks (docs/engines.md)."""
 
 import logging
 import socket
@@ -88,8 +87,7 @@ class RayGenerators:
     `seconds` is the limit of one call. `address` is that of a Ray cluster; without it Ray starts on this machine and
     ends with the run. `warn` is told of generators that are replaced.
 
-    Example: InUnits(policy, RayGenerators(policy, workers=2, threads=1), size=32)
-    """
+    Example: InUnits(policy, RayGenerators(policy, workers=2, threads=1), size=32)"""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """A rollout cut into units of a fixed size. Imports no torch.
 
 The bits of a completion depend on the requests that are computed beside it. In units they do not depend on who computes
-them, nor on how many processes there are.
-"""
+them, nor on how many processes there are."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ class Part:
     """Requests of one call that are computed together: their places in the call, and the number of the unit whose
     conversations they go on with (None: they are no conversations).
 
-    Example: Part(unit=3, places=(8, 9, 11))
-    """
+    Example: Part(unit=3, places=(8, 9, 11))"""
 
     unit: int | None
     places: tuple[int, ...]

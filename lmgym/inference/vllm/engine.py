@@ -2,8 +2,7 @@
 
 Token ids go out, ids and their log-probabilities come back. vLLM gets the weights before it samples with them. Then a
 few tokens are sampled and scored again (the canary), so that old weights are found out before anything is trained on
-their answers. vLLM is not imported here.
-"""
+their answers. vLLM is not imported here."""
 
 import copy
 import math
@@ -34,8 +33,7 @@ TEMPERATURE = 0.8  # of the canary: not 1, where log-probabilities of another di
 class Query:
     """What vLLM is asked for: the prompt's ids, and keyword arguments of its SamplingParams.
 
-    Example: Query([5, 6], {"max_tokens": 8, "logprobs": 0})
-    """
+    Example: Query([5, 6], {"max_tokens": 8, "logprobs": 0})"""
 
     ids: list[int]
     settings: Mapping[str, Any]
@@ -46,8 +44,7 @@ class Sampled:
     """What vLLM has sampled: ids, their log-probabilities, for each token the likeliest ones (id and log-probability;
     about as many as `logprobs` of the query), and the versions of the weights.
 
-    Example: Sampled([7, 2], [-0.5, -0.1], [[], []], {"3"})
-    """
+    Example: Sampled([7, 2], [-0.5, -0.1], [[], []], {"3"})"""
 
     ids: list[int]
     logprobs: list[float]
@@ -91,8 +88,7 @@ class VLLM:
     Raises LmgymError for vLLM that cannot be reached or lacks what is asked of it, for an answer of other weights than
     the newest, and if the canary finds a gap.
 
-    Example: VLLM(policy, Servers(["http://127.0.0.1:8000"], Path("runs/a/served")))
-    """
+    Example: VLLM(policy, Servers(["http://127.0.0.1:8000"], Path("runs/a/served")))"""
 
     def __init__(self, policy: Policy, vllm: Vllm, rows: int = 256, canary: float = 0.01, ranks: Ranks = ALONE) -> None:
         if policy.encoder_decoder:

@@ -1,8 +1,7 @@
 """vLLM in the training process: weights go over as tensors, without a file (docs/engines.md).
 
 Tried with vLLM 0.32 on a processor. It moves torch's random numbers when it starts and when it samples, and on a
-processor it replaces `torch.set_num_threads` by a function that does nothing; both are put back.
-"""
+processor it replaces `torch.set_num_threads` by a function that does nothing; both are put back."""
 
 import os
 import tempfile
@@ -29,8 +28,7 @@ ENVIRONMENT = {  # read by vLLM when it starts; what the user has set stays
 class Here:
     """vLLM in this process, with `rows` answers at a time and so many bytes (`cache`) for keys and values.
 
-    Example: VLLM(policy, Here(rows=256, cache=4 * 2**30))
-    """
+    Example: VLLM(policy, Here(rows=256, cache=4 * 2**30))"""
 
     remedy = "write engine.name: sampler, or give the addresses of servers"
 

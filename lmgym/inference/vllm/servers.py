@@ -1,8 +1,7 @@
 """vLLM servers that run elsewhere on this machine, or behind a tunnel or proxy of yours (docs/engines.md).
 
 The weights are written to a folder that the servers can read, and every server loads them. Servers that take adapters
-get the base model once, and then only the adapters. Only HTTP: vLLM is not imported.
-"""
+get the base model once, and then only the adapters. Only HTTP: vLLM is not imported."""
 
 import copy
 import json
@@ -39,8 +38,7 @@ class Servers:
     `folder` is where the weights are written, for this process and the servers alike. `seconds` is the limit of one
     request. Of several `ranks` the first one pushes, and adapters are merged: the others do not know their name.
 
-    Example: VLLM(policy, Servers(["http://127.0.0.1:8000"], Path("runs/a/served")))
-    """
+    Example: VLLM(policy, Servers(["http://127.0.0.1:8000"], Path("runs/a/served")))"""
 
     remedy = STARTED_SO
 

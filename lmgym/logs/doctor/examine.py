@@ -2,8 +2,7 @@
 
 `Watch` holds the rules (rules_policy.py, rules_reward.py) against the steps of a stage as they come. Training does that
 while it trains; `examine` does it with the records of a run folder, so both find the same at the same step.
-docs/doctor.md has the table of the rules: thresholds with their reasons, remedies, and the runs that prove them.
-"""
+docs/doctor.md has the table of the rules: thresholds with their reasons, remedies, and the runs that prove them."""
 
 import fcntl
 import json
@@ -188,8 +187,7 @@ class Diagnosis:
     the rules that had too little to judge it, by what they lack.
 
     `state` is "finished", "running" (another process trains in it now) or "unfinished". `seconds` has for each stage
-    the mean of a step and of its parts.
-    """
+    the mean of a step and of its parts."""
 
     folder: Path
     state: str
@@ -219,8 +217,7 @@ def examine(folder: Path, recipe: Mapping[str, Any]) -> Diagnosis:
     """Read a run folder and hold all rules against it; `recipe` is the tree of its recipe.yaml. Worst first: by level,
     then what held to the end, then by step. Raises LmgymError for a folder without records, and for damaged ones.
 
-    Example: examine(Path("runs/a"), read_yaml(Path("runs/a/recipe.yaml"))).findings[0].sign.remedy
-    """
+    Example: examine(Path("runs/a"), read_yaml(Path("runs/a/recipe.yaml"))).findings[0].sign.remedy"""
     records, answers = list(read_records(folder / METRICS)), _tracked_answers(folder)
     watches: dict[int, Watch] = {}
     for record in records:

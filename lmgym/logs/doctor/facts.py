@@ -22,8 +22,7 @@ class Facts:
     """What the rules need to know of a stage's recipe. `learning_rate` is the highest of its schedule; `gap_limit` is
     in nats per token; `updates` are the optimizer steps planned for a batch where a `target_kl` may leave some out.
 
-    Example: facts_of(read_yaml(Path("runs/a/recipe.yaml")), stage=0, compute="float32")
-    """
+    Example: facts_of(read_yaml(Path("runs/a/recipe.yaml")), stage=0, compute="float32")"""
 
     stage: int = 0
     name: str = ""

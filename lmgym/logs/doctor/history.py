@@ -1,8 +1,7 @@
 """The numbers of a stage, step by step, and what the doctor's rules ask of them: windows of steps, what has changed.
 
 Nothing here reads a file. Training adds each step when it is done, and `lmgym doctor` adds the records of a run folder
-in their order; so both see the same.
-"""
+in their order; so both see the same."""
 
 import math
 from array import array

@@ -23,8 +23,7 @@ def doctor_picture(diagnosis: Diagnosis, out: Path) -> Path:
     (orange), and the limit that it has passed (dashed). Returns `out` (a PNG). Raises LmgymError if the file cannot be
     written.
 
-    Example: doctor_picture(examine(Path("runs/a"), recipe), Path("runs/a/doctor.png"))
-    """
+    Example: doctor_picture(examine(Path("runs/a"), recipe), Path("runs/a/doctor.png"))"""
     findings = diagnosis.findings[:MOST]
     columns = min(COLUMNS, len(findings))
     rows = -(-len(findings) // columns)

@@ -17,8 +17,7 @@ def calibration_plot(bins: Sequence[Bin], out: Path) -> Path:
     diagonal that a calibrated model lies on; below, how many decisions each bin has. Returns `out` (a PNG). Raises
     LmgymError without a bin.
 
-    Example: calibration_plot(calibration_bins(confidences, right), Path("runs/rm/calibration.png"))
-    """
+    Example: calibration_plot(calibration_bins(confidences, right), Path("runs/rm/calibration.png"))"""
     if not bins:
         raise LmgymError(f"{out}: there is no decision of a reward model to draw")
     with figure_of(out, 5.5, 6) as figure:

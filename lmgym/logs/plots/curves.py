@@ -40,8 +40,7 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
     95% interval (Student's t, two seeds or more that differ). Fewer than three evaluations are points that no line
     joins. Raises LmgymError if there is nothing to draw.
 
-    Example: curves_plot({"": [Path("runs/a/seed-0/metrics.jsonl")]}, Path("runs/a/plot.png"), "final_answer")
-    """
+    Example: curves_plot({"": [Path("runs/a/seed-0/metrics.jsonl")]}, Path("runs/a/plot.png"), "final_answer")"""
     drawn = dict(list(groups.items())[: len(COLOURS)])
     read = {name: [_curves(path, metric) for path in paths] for name, paths in drawn.items()}
     # A panel for the reward (without one, the first loss), and a panel for the held-out metric, if recorded.

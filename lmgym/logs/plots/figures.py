@@ -41,8 +41,7 @@ def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> P
     A panel shows the stages that it has data of; steps are counted through all stages. Nulls are gaps. Raises
     LmgymError if the file is missing or damaged, or has nothing to draw.
 
-    Example: training_plot(Path("runs/a/metrics.jsonl"), Path("runs/a/training.png"))
-    """
+    Example: training_plot(Path("runs/a/metrics.jsonl"), Path("runs/a/training.png"))"""
     run = Records(metrics_path, metric)
     rows = [row for row in panels(run) if row]
     if not rows:
@@ -384,7 +383,6 @@ def limit_y(axes: "Axes", values: Sequence[np.ndarray], share: float) -> None:
 def plot_text(text: str) -> str:
     """The text, escaped for matplotlib: $ begins no formula, _ hides no legend entry, control characters are shown.
 
-    It is shortened to `LONGEST_TEXT` characters: matplotlib draws letter by letter, 15 s for a name of 50,000.
-    """
+    It is shortened to `LONGEST_TEXT` characters: matplotlib draws letter by letter, 15 s for a name of 50,000."""
     text = visible(shorten(text, LONGEST_TEXT)).replace("$", r"\$")
     return " " + text if text.startswith("_") else text

@@ -50,8 +50,7 @@ def metric_plot(groups: Mapping[str, Sequence[Path]], metric: str, out: Path, sm
     Raises LmgymError for another kind of file, an unknown metric (with the nearest names), a run that lacks it, runs
     without a step in common, and more settings than can be told apart.
 
-    Example: metric_plot({"grpo": [Path("runs/a/seed-0"), Path("runs/a/seed-1")]}, "reward", Path("reward.svg"))
-    """
+    Example: metric_plot({"grpo": [Path("runs/a/seed-0"), Path("runs/a/seed-1")]}, "reward", Path("reward.svg"))"""
     if out.suffix.lower() not in FORMATS:
         raise LmgymError(f"--out is {out}; its name must end in {' or '.join(FORMATS)}")
     if len(groups) > len(COLOURS):

@@ -4,8 +4,7 @@
     traces/stage-0-steps-000000-000099.zip      the zips of a hundred steps, stored as they are
 
 Every file is written under a hidden name and renamed, so a kill leaves the old one or the new one. What the members
-say is described in trace.py; folder.py joins, shortens and deletes them.
-"""
+say is described in trace.py; folder.py joins, shortens and deletes them."""
 
 import io
 import json

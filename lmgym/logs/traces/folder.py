@@ -167,8 +167,7 @@ def rewind_traces(folder: Path, stage: int, step: int) -> list[str]:
     """Delete what comes after a checkpoint that was saved after `step` updates of `stage`, and what a kill has left;
     returns a sentence for each file that is damaged. Raises LmgymError if the folder cannot be changed.
 
-    Example: rewind_traces(Path("runs/a"), stage=1, step=40)   # the run goes on with step 40 of its second stage
-    """
+    Example: rewind_traces(Path("runs/a"), stage=1, step=40)   # the run goes on with step 40 of its second stage"""
     traces, sentences = folder / TRACES, list[str]()
     for place, several, path in files_of(traces):
         with disk_errors(path):

@@ -1,8 +1,7 @@
 """What happened in each step of a run, written down for reading: traces/ in its folder (docs/run_folder.md).
 
 A step is a zip of JSON: step.json is a table of all its answers, episodes/000007.json the whole record of one. Arrays
-in them are base64 of little-endian int32 or float32. Imports no torch.
-"""
+in them are base64 of little-endian int32 or float32. Imports no torch."""
 
 import base64
 import json
@@ -46,8 +45,7 @@ class TraceStep:
     "turns", "truncated", "selected", "reason" (why it was not selected), "error", "version", "surprise" (mean
     |advantage| over its tokens, None if it was not in the batch) and "kept" (the step holds its `TraceEpisode`).
 
-    Example: read_step(Path("runs/a"), stage=0, step=12).episodes["score"] -> [0.5, 1.0, ...]
-    """
+    Example: read_step(Path("runs/a"), stage=0, step=12).episodes["score"] -> [0.5, 1.0, ...]"""
 
     stage: int
     stage_name: str
@@ -97,8 +95,7 @@ class TraceEpisode:
     """All that is known of one answer but its seconds (timings.py). `example` has id, prompt, references and meta;
     `messages` is the conversation, the words of the environment and of tools included.
 
-    Example: read_episode(Path("runs/a"), stage=0, step=12, index=7).rows[0].columns["advantages"]
-    """
+    Example: read_episode(Path("runs/a"), stage=0, step=12, index=7).rows[0].columns["advantages"]"""
 
     index: int
     group: int

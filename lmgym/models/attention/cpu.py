@@ -3,8 +3,7 @@
 A block is a set of query rows of one length with their key rows of one length. An answer attends in two blocks, to its
 prompt and to itself. The two results are merged into one softmax: each is weighted by its share of the normaliser.
 Backward gives the kernel the merged outputs and normalisers, so each block's gradient is its part of the whole one
-(as in ring attention, arXiv 2310.01889; Hydragen, arXiv 2402.05099, for prompts).
-"""
+(as in ring attention, arXiv 2310.01889; Hydragen, arXiv 2402.05099, for prompts)."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -27,8 +26,7 @@ class Block(NamedTuple):
     """Query rows of one length and the key rows that they attend to, as indices of packed tokens.
 
     Example: two answers of three tokens behind a prompt of ten: Block(slice(10, 16), slice(10, 16), 2, causal=True) to
-    themselves, Block(slice(10, 16), slice(0, 10), 1, causal=False) to the prompt, as one row of six queries.
-    """
+    themselves, Block(slice(10, 16), slice(0, 10), 1, causal=False) to the prompt, as one row of six queries."""
 
     queries: "slice | Int[Tensor, ' Q']"
     keys: "slice | Int[Tensor, ' C']"

@@ -2,8 +2,7 @@
 
 It skips blocks of tokens that belong to other rows: no padding, no copied prompts. Made for GPUs, where the kernel is
 compiled. Elsewhere torch has no gradient of it, so the whole mask goes to torch's usual kernel, in time and memory that
-grow with the square of the packed row; that is enough for tests.
-"""
+grow with the square of the packed row; that is enough for tests."""
 
 from collections.abc import Callable
 from functools import cache, cached_property

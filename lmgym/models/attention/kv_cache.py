@@ -1,8 +1,7 @@
 """Keys and values that the sampler keeps. Pure torch, no model code.
 
 A prompt is stored once for all of its answers (`SharedPrompts`); each answer has a slot of its own for what follows.
-The layouts of cached_rows.py write to a cache and read from it.
-"""
+The layouts of cached_rows.py write to a cache and read from it."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -20,8 +19,7 @@ class KeyValueCache:
     One pair of tensors [S K C D] per layer: S slots, K key-value heads, capacity C tokens, head size D. They are made
     at the first write, when the shapes are known. With `prompts`, a slot holds only the tokens after its prompt.
 
-    Example: KeyValueCache(slots=64, capacity=512)
-    """
+    Example: KeyValueCache(slots=64, capacity=512)"""
 
     def __init__(self, slots: int, capacity: int, prompts: "SharedPrompts | None" = None) -> None:
         self.slots, self.capacity, self.prompts = slots, capacity, prompts
@@ -106,8 +104,7 @@ class SharedPrompts:
         slot_at [P*M]     the slot at each entry of the table; unused entries have slot 0
         entry_of_slot [S] the entry of each slot
 
-    Example: eight prompts with eight answers each: SharedPrompts(prompts=8, slots=64, capacity=512, device=device)
-    """
+    Example: eight prompts with eight answers each: SharedPrompts(prompts=8, slots=64, capacity=512, device=device)"""
 
     def __init__(self, prompts: int, slots: int, capacity: int, device: torch.device) -> None:
         self.cache = KeyValueCache(prompts, capacity)

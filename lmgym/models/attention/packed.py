@@ -7,8 +7,7 @@ Ours, `attend`, passes them to a layout, which knows where each row lies among t
     sampling   in cached_rows.py: PrefilledRows (new prompts), ExtendedRows (next turns), CachedRows (one token each)
 
 All else in a model works token by token (embeddings, norms, MLPs, projections: most of the work), so with packed rows
-it is computed for real tokens only.
-"""
+it is computed for real tokens only."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -61,8 +60,7 @@ class PackedRows:
     For the attention kernel alone, rows are padded on the right to the longest of them. With causal attention this
     needs no mask: the padding comes after every real query.
 
-    Example: rows of 3 and 2 tokens: PackedRows([3, 2], torch.device("cpu")).positions -> tensor([0, 1, 2, 0, 1])
-    """
+    Example: rows of 3 and 2 tokens: PackedRows([3, 2], torch.device("cpu")).positions -> tensor([0, 1, 2, 0, 1])"""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths, self.rows, self.longest, total = list(lengths), len(lengths), max(lengths), sum(lengths)

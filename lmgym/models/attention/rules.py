@@ -2,8 +2,7 @@
 
 A layer without any of it goes through the kernels of packed.py, cpu.py and cached_rows.py, and so does one whose window
 is at least as long as the rows. All others come here: with the mask of their rows, and with explicit scores if these
-are capped or have a sink.
-"""
+are capped or have a sink."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,8 +17,7 @@ from torch import Tensor
 class Rule:
     """What one layer asks; a function of the model's configuration.
 
-    Example: Rule(window=128, sinks=True) of every second layer of gpt-oss; Rule(softcap=50.0) of Gemma 2
-    """
+    Example: Rule(window=128, sinks=True) of every second layer of gpt-oss; Rule(softcap=50.0) of Gemma 2"""
 
     window: int | None = None
     """A token sees itself and the window - 1 tokens before it; if `chunked`, those of its own piece of so many."""

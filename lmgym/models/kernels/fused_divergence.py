@@ -1,8 +1,7 @@
 """The divergence of a student from a teacher over the whole vocabulary, from the hidden states of both.
 
 As fused_logprobs.py does for log-probabilities, it works in chunks of rows, so that neither model's logits [R V] ever
-exist: memory grows with R x H, and not with R x V. Backward computes both logits of a chunk again.
-"""
+exist: memory grows with R x H, and not with R x V. Backward computes both logits of a chunk again."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

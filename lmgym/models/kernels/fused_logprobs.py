@@ -10,8 +10,7 @@ the announced one; if it is not, it computes as usual.
 
 Elementwise work is done in tiles that fit the processor's cache, and all chunks share their buffers: fresh memory costs
 as much as the arithmetic. In bf16 the exponentials of the softmax are kept for its gradient; fp32 computes them twice,
-as it always has. On a CPU, autograd over the same chunks takes 1.4 (fp32) to 2.4 times (bf16) as long.
-"""
+as it always has. On a CPU, autograd over the same chunks takes 1.4 (fp32) to 2.4 times (bf16) as long."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

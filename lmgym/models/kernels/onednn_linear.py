@@ -4,8 +4,7 @@ torch's linear layer brings the weights into this order again for each product, 
 step takes longer than the product itself. Here it is done once after each update. One order serves any number of rows,
 and the products are those of torch's linear layer bit for bit (`pays` tests it on the machine at hand).
 
-Only the `forward` of the layers changes. It has no gradient.
-"""
+Only the `forward` of the layers changes. It has no gradient."""
 
 import time
 from collections.abc import Callable

@@ -6,8 +6,7 @@ a recipe must ask for it (`policy.products`).
 
 `use_in` gives a model's linear layers these products, for sampling, scoring and training alike. The fused LM head
 (fused_logprobs.py) calls `multiply` and `add_product`. Weights need no layout: oneDNN reads them as they are, also
-transposed, as backward has them. A view that leaves out columns would be a hundred times slower, and does not occur.
-"""
+transposed, as backward has them. A view that leaves out columns would be a hundred times slower, and does not occur."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

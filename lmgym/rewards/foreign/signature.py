@@ -42,8 +42,7 @@ def named(parameters: Sequence[inspect.Parameter]) -> list[str]:
 class Foreign:
     """A function of another library: the name of the reward, and which of the parameters the library gives (`own`).
 
-    Example: Foreign(accuracy, "accuracy", "TRL", ("prompts", "completions", "completion_ids"))
-    """
+    Example: Foreign(accuracy, "accuracy", "TRL", ("prompts", "completions", "completion_ids"))"""
 
     function: Any
     called: str

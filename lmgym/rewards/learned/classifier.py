@@ -39,8 +39,7 @@ def learned_reward(
     Raises LmgymError for a model that is missing or has no trained head, for an unknown label, and, with `truncation`
     refuse, for a text that is too long.
 
-    Example: learned_reward(["What a film!"], [example], model="lvwerra/distilbert-imdb", label="POSITIVE") -> [0.98]
-    """
+    Example: learned_reward(["What a film!"], [example], model="lvwerra/distilbert-imdb", label="POSITIVE") -> [0.98]"""
     scorer = load_scorer("learned_reward", "classifier", model, revision, device, compute)
     index = label_index("learned_reward", "label", scorer, label)
     if with_prompt:
@@ -74,8 +73,7 @@ def reward_model(
 
     Raises LmgymError as `learned_reward` does, and for a model with more than one output.
 
-    Example: reward_model(["4"], [Example("a/0", "2+2?")], model="Skywork/Skywork-Reward-V2-Qwen3-0.6B") -> [7.3]
-    """
+    Example: reward_model(["4"], [Example("a/0", "2+2?")], model="Skywork/Skywork-Reward-V2-Qwen3-0.6B") -> [7.3]"""
     scorer = load_scorer("reward_model", "classifier", model, revision, device, compute)
     check_scalar("reward_model", scorer)
     layout = _layout(scorer) if layout == "auto" else layout

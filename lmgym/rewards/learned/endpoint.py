@@ -57,8 +57,7 @@ def endpoint_judge(
 
     Raises LmgymError if the endpoint does not answer or rejects the request.
 
-    Example: endpoint_judge(["4"], [example], base_url="http://localhost:8000/v1", model="judge") -> [1.0]
-    """
+    Example: endpoint_judge(["4"], [example], base_url="http://localhost:8000/v1", model="judge") -> [1.0]"""
     endpoint = _endpoint(base_url, model, key_variable, options, seconds, retries, wait)
     check_template("endpoint_judge", template)
     if (read == "number" and not lowest < highest) or highest <= 0:

@@ -109,8 +109,7 @@ def judge_yes_no(
 
     Raises LmgymError as `judge_score` does, and with `correct_is_one` for an example without references.
 
-    Example: judge_yes_no(episodes, model="Qwen/Qwen2.5-7B-Instruct", questions=["Is the answer polite?"]) -> [0.93]
-    """
+    Example: judge_yes_no(episodes, model="Qwen/Qwen2.5-7B-Instruct", questions=["Is the answer polite?"]) -> [0.93]"""
     scorer = load_scorer("judge_yes_no", "causal", model, revision, device, compute)
     check_template("judge_yes_no", template, ("answer", "question"))
     if isinstance(questions, str) or not questions:

@@ -34,8 +34,7 @@ QUESTIONS = (
 class Item:
     """One text to judge: an answer, or one action and the text before it in the same message.
 
-    Example: Item(index=3, example=example, before="48/2=24\\n", answer="#### 24")
-    """
+    Example: Item(index=3, example=example, before="48/2=24\\n", answer="#### 24")"""
 
     index: int  # of its episode
     example: Example

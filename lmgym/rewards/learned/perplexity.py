@@ -53,8 +53,7 @@ def causal_perplexity(
 
     Raises LmgymError for a model that is missing or not causal, and for a window or stride out of range.
 
-    Example: causal_perplexity(["The cat sat on the mat."], [example], model="gpt2") -> [56.1]
-    """
+    Example: causal_perplexity(["The cat sat on the mat."], [example], model="gpt2") -> [56.1]"""
     scorer, width, step = _settings(model, revision, device, compute, stride, window)
     rows = np.array(_sums(scorer, texts, examples, with_prompt, width, step, tokens_per_forward), float).reshape(-1, 2)
     return SufficientStatistics(

@@ -46,8 +46,7 @@ def process_reward_model(
 
     Raises LmgymError as `reward_model` does, for a model without two labels, and for one of unknown separator.
 
-    Example: process_reward_model(["2+2=4\\n4+1=6"], [Example("a/0", "2+2+1=")], model="runs/prm") -> [0.03]
-    """
+    Example: process_reward_model(["2+2=4\\n4+1=6"], [Example("a/0", "2+2+1=")], model="runs/prm") -> [0.03]"""
     scorer = load_scorer("process_reward_model", "token_classifier", model, revision, device, compute)
     separator = _separator(scorer, separator)
     rows, ends = [], []

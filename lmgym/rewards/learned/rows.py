@@ -20,8 +20,7 @@ PREFIXED = ("GPT2Tokenizer", "RobertaTokenizer")  # a word's token begins with i
 class Row:
     """One input of a model: ids, and for a pair of texts the number (0 or 1) of the text that each id belongs to.
 
-    Example: Row(ids=(101, 7592, 102), types=(0, 0, 0))
-    """
+    Example: Row(ids=(101, 7592, 102), types=(0, 0, 0))"""
 
     ids: tuple[int, ...]
     types: tuple[int, ...] | None = None
@@ -34,8 +33,7 @@ def text_rows(
 
     A row that is too long raises LmgymError, or loses tokens at its left or right end (`truncation`); of a pair the
     longer text is cut. If a row has no token, as with some tokenizers for an empty text, it becomes the end-of-sequence
-    token.
-    """
+    token."""
     if not texts:
         return []
     rows = _rows(scorer, texts, second)
@@ -125,8 +123,7 @@ def chat_ids(scorer: Scorer, messages: Sequence[Message], generate: bool = True,
 def fitted(reward: str, scorer: Scorer, text: str, rendered: Callable[[str], list[int]], side: Truncation) -> Row:
     """The row of `rendered(text)`. If it is too long, as much of the text as fits, cut at its left or right.
 
-    Raises LmgymError if the row is too long and `side` is "refuse", or if it is too long even with an empty text.
-    """
+    Raises LmgymError if the row is too long and `side` is "refuse", or if it is too long even with an empty text."""
     ids, longest = rendered(text), scorer.longest
     if longest is None or len(ids) <= longest:
         return Row(tuple(ids))

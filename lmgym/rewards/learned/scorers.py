@@ -1,7 +1,6 @@
 """Loads the models that score texts: once per process, in evaluation mode, from a local folder or the Hub.
 
-torch and transformers are imported inside the functions, so that a recipe's rewards can be looked up without them.
-"""
+torch and transformers are imported inside the functions, so that a recipe's rewards can be looked up without them."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -95,8 +95,7 @@ def bleurt(
 
     Raises LmgymError for an example without references, and as `reward_model` does.
 
-    Example: bleurt(["a cat"], [Example("a/0", "?", references=("the cat",))], model="models/bleurt-20") -> [0.71]
-    """
+    Example: bleurt(["a cat"], [Example("a/0", "?", references=("the cat",))], model="models/bleurt-20") -> [0.71]"""
     scorer = load_scorer("bleurt", "classifier", model, revision, device, compute)
     check_scalar("bleurt", scorer)
     pairs = [

@@ -1,7 +1,6 @@
 r"""Which part of a text is its answer: the last box, the announced answer, or the last formula or number.
 
-No function raises, or takes more than linear time: formulas are looked for in 2,000 characters at most.
-"""
+No function raises, or takes more than linear time: formulas are looked for in 2,000 characters at most."""
 
 import re
 from collections import deque

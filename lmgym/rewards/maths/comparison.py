@@ -1,7 +1,6 @@
 r"""Are two answers equal? The easy cases by text and exact numbers, the others by the math-verify library.
 
-The answers are in the normal form of `text.latex.tidied`.
-"""
+The answers are in the normal form of `text.latex.tidied`."""
 
 import re
 from fractions import Fraction
@@ -70,8 +69,7 @@ def equal(answer: str, right: str) -> bool:
 def parts(latex: str) -> list[str]:
     r"""The parts of an answer that commas, semicolons, "and" or "or" separate outside of brackets.
 
-    Example: parts(r"x=1, (2,3) \text{ and } 1,000") -> ['x=1', '(2,3)', '1,000']
-    """
+    Example: parts(r"x=1, (2,3) \text{ and } 1,000") -> ['x=1', '(2,3)', '1,000']"""
     if _is_set(latex):
         latex = latex[2:-2]
     elif (text := TEXT.fullmatch(latex)) or (latex.startswith("{") and _closes_at_end(latex)):

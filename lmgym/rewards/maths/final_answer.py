@@ -126,8 +126,7 @@ def same_answer(one: str, other: str) -> bool:
 def reference_answer(reference: str) -> str:
     """The answer in a reference: the announced one, else the last number of a worked solution, else the whole text.
 
-    Example: reference_answer("9 + 9 = 18"), reference_answer("Paris") -> ('18', 'Paris')
-    """
+    Example: reference_answer("9 + 9 = 18"), reference_answer("Paris") -> ('18', 'Paris')"""
     # LaTeX, or a text without sentences, is an answer as a whole: "x+1" must not become "1".
     bare = "\\" in reference or not WORKED.search(reference.strip())
     if bare and extract_answer(reference, strict=True) is None:
@@ -163,8 +162,7 @@ def vote_of(text: str) -> str | None:
     """What an answer votes for: its final answer, in one form for all that `same_answer` calls equal; None if it has
     none.
 
-    Example: vote_of("The answer is $18.0."), vote_of("I think: 18"), vote_of("no idea") -> ('18', '18', None)
-    """
+    Example: vote_of("The answer is $18.0."), vote_of("I think: 18"), vote_of("no idea") -> ('18', '18', None)"""
     answer = extract_answer(text)
     number = None if answer is None else normalise_number(answer)
     return answer if answer is None else _normalise_text(answer) if number is None else str(number)
@@ -192,8 +190,7 @@ final_answer.vote = vote_of  # type: ignore[attr-defined]  # for maj@k, see roll
 def answer_format(texts: list[str], examples: list[Example]) -> list[float]:
     """1 if the text announces a final answer, right or wrong, in one of the forms that `extract_answer` knows.
 
-    Example: answer_format(["#### 18", "18"], examples) -> [1.0, 0.0]
-    """
+    Example: answer_format(["#### 18", "18"], examples) -> [1.0, 0.0]"""
     return [float(extract_answer(text, strict=True) is not None) for text in texts]
 
 

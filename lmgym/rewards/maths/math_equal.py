@@ -2,8 +2,7 @@ r"""`math_equal`: is the final answer mathematically equal to the reference's? \
 
 Easy cases are decided here: equal texts, equal numbers, different whole numbers. All others go to the math-verify
 library, which reads LaTeX into a computer algebra system. On a model's text that may take forever, so it runs in
-separate processes with a time limit (processes/pool.py).
-"""
+separate processes with a time limit (processes/pool.py)."""
 
 import importlib.util
 import warnings
@@ -57,8 +56,7 @@ def math_equal(
     for one that math-verify cannot read (with `unreadable: compare` that is compared as text). Needs the extra
     lmgym[maths].
 
-    Example: math_equal([r"so $\boxed{0.5}$"], [Example("a/0", "?", references=(r"\boxed{\frac12}",))]) -> [1.0]
-    """
+    Example: math_equal([r"so $\boxed{0.5}$"], [Example("a/0", "?", references=(r"\boxed{\frac12}",))]) -> [1.0]"""
     # 1. All pairs (candidate answer of the text, right answer) of each example.
     right_answers = [_right_answers(example) for example in examples]
     if unreadable == "refuse":
@@ -116,8 +114,7 @@ def vote_of(text: str) -> str | None:
     r"""What an answer votes for: its final answer, numbers in one form, other LaTeX tidied; None if it has none. Two
     forms of one expression, such as x+1 and 1+x, are two votes.
 
-    Example: vote_of(r"so $\boxed{0.5}$"), vote_of(r"\boxed{\frac12}") -> ('1/2', '1/2')
-    """
+    Example: vote_of(r"so $\boxed{0.5}$"), vote_of(r"\boxed{\frac12}") -> ('1/2', '1/2')"""
     found = candidates(text, strict=False)
     if not found:
         return None

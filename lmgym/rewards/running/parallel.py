@@ -1,7 +1,6 @@
 """The option `parallel` of a reward of texts: its calls run in the process pool, with a time limit.
 
-Use it for slow metrics (METEOR, PARENT, TER on long texts), and for code that may never return on some text.
-"""
+Use it for slow metrics (METEOR, PARENT, TER on long texts), and for code that may never return on some text."""
 
 import importlib
 import json
@@ -30,8 +29,7 @@ class Parallel:
     A text that takes longer, raises or crashes gets the value `failed`, with a warning; the other texts keep their
     values. If all texts of a call fail, that is an error.
 
-    Example: rewards: {meteor: {parallel: {processes: 4, seconds: 2}}}
-    """
+    Example: rewards: {meteor: {parallel: {processes: 4, seconds: 2}}}"""
 
     processes: int | None = None
     seconds: float = 5.0
@@ -86,8 +84,7 @@ def in_parallel(
 
     The processes import the function by its name, so it must be in an importable module. A text's value must not
     depend on the other texts, as the contract of rewards demands. Raises LmgymError if the function cannot be imported,
-    and for examples that cannot be written as JSON.
-    """
+    and for examples that cannot be written as JSON."""
     target = f"{function.__module__}:{function.__qualname__}"
     imported = getattr(sys.modules.get(function.__module__), function.__qualname__, None)
     if function.__module__.startswith("lmgym_plugin_") or imported is not function:

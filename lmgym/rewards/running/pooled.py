@@ -2,8 +2,7 @@
 
 A reward goes there if a fresh process can import it by its name, and if it gets nothing but plain Python values. The
 whole call goes to one worker (reward_worker.py), so the numbers are those that the function returns here. The others
-stay in the training process, where an alarm stops only what lets itself be stopped (`unlimited_reason` says why).
-"""
+stay in the training process, where an alarm stops only what lets itself be stopped (`unlimited_reason` says why)."""
 
 import base64
 import time
@@ -36,8 +35,7 @@ _warned: set[str] = set()  # names of rewards
 class Pooled:
     """A reward function as a worker finds it: "module:name" or "/path/plugin.py:name", and the reward's arguments.
 
-    Example: Pooled("lmgym.rewards.text.form:regex", {"pattern": "[0-9]"})
-    """
+    Example: Pooled("lmgym.rewards.text.form:regex", {"pattern": "[0-9]"})"""
 
     target: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -72,8 +70,7 @@ def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeou
     example cannot be sent, or the function imports torch.
 
     Raises LmgymError if the reward raises, takes longer than `timeout` seconds by the clock, returns anything but one
-    finite number per episode, or ends its process.
-    """
+    finite number per episode, or ends its process."""
     table, numbers = _distinct([episode.example for episode in episodes])
     try:
         examples = [[replace(example, meta={}).to_json(), packed(dict(example.meta))] for example in table]

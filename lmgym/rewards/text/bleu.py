@@ -113,8 +113,7 @@ def split_13a(text: str, reward: str = "sacre_bleu") -> list[str]:
     Most punctuation marks are separate tokens; a point or comma is, unless it is between digits, and a hyphen is after
     a digit. Raises LmgymError, in the name of `reward`, if sacrebleu is not installed.
 
-    Example: split_13a("It's 3.5, well-known.") -> ["It's", '3.5', ',', 'well-known', '.']
-    """
+    Example: split_13a("It's 3.5, well-known.") -> ["It's", '3.5', ',', 'well-known', '.']"""
     return list(_tokenizer_13a(reward)(text.rstrip()).split())
 
 

@@ -2,8 +2,7 @@
 
 The code is our own because pycocoevalcap scores only a whole corpus and takes the weights from that corpus' references;
 a reward must not depend on the rest of its batch. For a corpus the numbers are the same, in 1.1 to 1.4 times less CPU
-time (measured alternately with pycocoevalcap 1.2).
-"""
+time (measured alternately with pycocoevalcap 1.2)."""
 
 import json
 import math
@@ -29,8 +28,7 @@ ORDER = 4
 class Vectors:
     """The TF-IDF vectors of a text, one for each order of n-grams.
 
-    Example: Vectors(weights={("a",): 0.7}, norms=[0.7, 0.0, 0.0, 0.0], length=0)
-    """
+    Example: Vectors(weights={("a",): 0.7}, norms=[0.7, 0.0, 0.0, 0.0], length=0)"""
 
     weights: dict[Gram, float]  # of the n-grams of all orders
     norms: list[float]  # L2 norm of each order's vector
@@ -41,8 +39,7 @@ class IDF(dict[Gram, float]):
     """Inverse document frequency: n-gram -> log(number of documents / max(1, number of documents that have it)).
     Computed when an n-gram is looked up.
 
-    Example: IDF(2, Counter({("a",): 1}))[("a",)] -> log 2
-    """
+    Example: IDF(2, Counter({("a",): 1}))[("a",)] -> log 2"""
 
     def __init__(self, documents: int, having: Counter[Gram]) -> None:
         super().__init__()
@@ -79,8 +76,7 @@ def cider(
 
     Raises LmgymError for an example without references, and for a file that cannot be read.
 
-    Example: cider(["a dog runs home"], [Example("a/0", "?", references=("A dog runs home.",))]) -> [10.0]
-    """
+    Example: cider(["a dog runs home"], [Example("a/0", "?", references=("A dog runs home.",))]) -> [10.0]"""
     idf = None if documents is None else IDF(*_read(documents, tokens))
     return _scores(texts, examples, idf, sigma, tokens)
 

@@ -45,8 +45,7 @@ def concept_coverage(texts: list[str], examples: list[Example]) -> list[float]:
 
     Raises LmgymError for an example without concepts.
 
-    Example: concept_coverage(["Two dogs sat."], [example]) -> [0.5]  # concepts: dog, run
-    """
+    Example: concept_coverage(["Two dogs sat."], [example]) -> [0.5]  # concepts: dog, run"""
     missing = _missing("concept_coverage", texts, examples)
     return [
         1.0 - len(absent) / len(example.meta["concepts"]) for absent, example in zip(missing, examples, strict=True)

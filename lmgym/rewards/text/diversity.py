@@ -1,8 +1,7 @@
 """Diversity of texts: type-token ratios, numbers of distinct n-grams and of n-grams that occur once, entropies.
 
 Each metric is a reward for a single text. Its attribute `corpus` measures many texts together, as diversity is usually
-reported: texts that are varied inside may still all be the same.
-"""
+reported: texts that are varied inside may still all be the same."""
 
 import math
 from collections import Counter
@@ -20,8 +19,7 @@ Counts = Counter[tuple[str, ...]]
 def distinct(texts: Texts, n: int) -> float:
     """Number of distinct n-grams / number of n-grams; 0 without any n-gram. Source: Li et al. 2016.
 
-    Example: distinct([["the", "cat", "sat"], ["the", "cat", "ran"]], 2) -> 0.75
-    """
+    Example: distinct([["the", "cat", "sat"], ["the", "cat", "ran"]], 2) -> 0.75"""
     counts = _counted(texts, n)
     return len(counts) / counts.total() if counts else 0.0
 
@@ -29,24 +27,21 @@ def distinct(texts: Texts, n: int) -> float:
 def vocabulary(texts: Texts, n: int) -> float:
     """Number of distinct n-grams.
 
-    Example: vocabulary([["the", "cat", "sat"], ["the", "cat", "ran"]], 1) -> 4.0
-    """
+    Example: vocabulary([["the", "cat", "sat"], ["the", "cat", "ran"]], 1) -> 4.0"""
     return float(len(_counted(texts, n)))
 
 
 def unique(texts: Texts, n: int) -> float:
     """Number of n-grams that occur exactly once.
 
-    Example: unique([["the", "cat", "sat"], ["the", "cat", "ran"]], 1) -> 2.0
-    """
+    Example: unique([["the", "cat", "sat"], ["the", "cat", "ran"]], 1) -> 2.0"""
     return float(sum(count == 1 for count in _counted(texts, n).values()))
 
 
 def entropy(texts: Texts, n: int) -> float:
     """Shannon entropy of the n-grams, in bits; 0 without any n-gram.
 
-    Example: entropy([["the", "cat", "sat"], ["the", "cat", "ran"]], 2) -> 1.5
-    """
+    Example: entropy([["the", "cat", "sat"], ["the", "cat", "ran"]], 2) -> 1.5"""
     counts = _counted(texts, n)
     total = counts.total()
     return -math.fsum(count / total * math.log2(count / total) for count in counts.values()) + 0.0
@@ -58,8 +53,7 @@ def conditional_entropy(texts: Texts, n: int) -> float:
     As in GEM, each p is a fraction of all n-grams of the same length. The last n - 1 words of a text count as a shorter
     n-gram although no n-gram begins with them. So the value of short texts may be below 0.
 
-    Example: round(conditional_entropy([["the", "cat", "sat"], ["the", "cat", "ran"]], 2), 5) -> -0.08496
-    """
+    Example: round(conditional_entropy([["the", "cat", "sat"], ["the", "cat", "ran"]], 2), 5) -> -0.08496"""
     counts, shorter = _counted(texts, n), _counted(texts, n - 1)
     total, base = counts.total(), shorter.total()
     return -math.fsum(
@@ -71,8 +65,7 @@ def mean_segmental(texts: Texts, window: int) -> float:
     """Mean type-token ratio of segments. All texts are joined and cut into segments of `window` words; the words after
     the last full segment are ignored. NaN if there is no full segment. Source: Johnson 1944 (MSTTR).
 
-    Example: mean_segmental([["a", "b", "a", "c", "d"], ["d", "d", "e", "f"]], 4) -> 0.625  # (3/4 + 2/4) / 2
-    """
+    Example: mean_segmental([["a", "b", "a", "c", "d"], ["d", "d", "e", "f"]], 4) -> 0.625  # (3/4 + 2/4) / 2"""
     words = [word for text in texts for word in text]
     ratios = [len(set(words[start : start + window])) / window for start in range(0, len(words) - window + 1, window)]
     return sum(ratios) / len(ratios) if ratios else math.nan
@@ -165,8 +158,7 @@ def prediction_length(
 ) -> list[float]:
     """Number of words and marks; the corpus value is the mean. Source: RL4LMs' diversity metrics (mean_pred_length).
 
-    Example: prediction_length(["Don't stop."], [example]) -> [4.0]  # do, n't, stop, .
-    """
+    Example: prediction_length(["Don't stop."], [example]) -> [4.0]  # do, n't, stop, ."""
     return [float(len(tokenise(text, tokens, punctuation))) for text in texts]
 
 

@@ -60,8 +60,7 @@ def lexical_richness(
 def type_token_ratio(texts: list[str], examples: list[Example], *, letters: Letters = "ascii") -> list[float]:
     """Number of distinct words / number of words; 0 for a text without words.
 
-    Example: type_token_ratio(["Don't stop, don't STOP!"], [example]) -> [0.5]
-    """
+    Example: type_token_ratio(["Don't stop, don't STOP!"], [example]) -> [0.5]"""
     return lexical_richness(texts, examples, letters=letters)
 
 
@@ -70,8 +69,7 @@ def type_token_ratio(texts: list[str], examples: list[Example], *, letters: Lett
 def words(texts: list[str], examples: list[Example], *, letters: Letters = "ascii") -> list[float]:
     """Number of words; meant as a metric (weight 0).
 
-    Example: words(["The cat sat."], [example]) -> [3.0]
-    """
+    Example: words(["The cat sat."], [example]) -> [3.0]"""
     return [float(len(split_words(text, letters))) for text in texts]
 
 
@@ -88,8 +86,7 @@ def length(
     """1 at the target length, falling linearly to 0 at length 0 and at twice the target:
     max(0, 1 - |n - target| / target).
 
-    Example: length(["a b c"], [example], target=4) -> [0.75]
-    """
+    Example: length(["a b c"], [example], target=4) -> [0.75]"""
     _check_positive("length", "target", target)
     counts = [len(text) if unit == "characters" else len(split_words(text, letters)) for text in texts]
     return [max(0.0, 1.0 - abs(count - target) / target) for count in counts]
@@ -99,8 +96,7 @@ def length(
 def regex(texts: list[str], examples: list[Example], *, pattern: str, full: bool = False) -> list[float]:
     """1 if the regular expression (Python's `re`) occurs in the text; with `full`, if it matches the whole text.
 
-    Example: regex(["#### 18", "18"], examples, pattern="^#### -?[0-9]+$") -> [1.0, 0.0]
-    """
+    Example: regex(["#### 18", "18"], examples, pattern="^#### -?[0-9]+$") -> [1.0, 0.0]"""
     compiled = _compiled(pattern)
     match = compiled.fullmatch if full else compiled.search
     return [float(match(text) is not None) for text in texts]
@@ -113,8 +109,7 @@ def exact_match(texts: list[str], examples: list[Example]) -> list[float]:
 
     Raises LmgymError for an example without references, and for an empty reference.
 
-    Example: exact_match([" 12\\n"], [Example("a/0", "7+5=", references=(" 12",))]) -> [1.0]
-    """
+    Example: exact_match([" 12\\n"], [Example("a/0", "7+5=", references=(" 12",))]) -> [1.0]"""
     answers = [{one.strip() for one in references} for references in answers_of("exact_match", examples)]
     return [float(text.strip() in valid) for text, valid in zip(texts, answers, strict=True)]
 
@@ -131,8 +126,7 @@ def overlong(episodes: list[Episode], *, max_tokens: int, buffer: int) -> list[f
     This is DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13, with 20,480 and 4,096). All turns of an episode
     count, and so do end-of-sequence tokens. If max_tokens equals sampling.max_new_tokens, a truncated answer gets -1.
 
-    Example: answers of 70, 90 and 100 tokens: overlong(episodes, max_tokens=100, buffer=20) -> [0.0, -0.5, -1.0]
-    """
+    Example: answers of 70, 90 and 100 tokens: overlong(episodes, max_tokens=100, buffer=20) -> [0.0, -0.5, -1.0]"""
     _check_positive("overlong", "buffer", buffer)
     if buffer > max_tokens:
         raise LmgymError(f"key 'rewards.overlong.buffer' is {buffer}, more than max_tokens ({max_tokens})")

@@ -14,8 +14,7 @@ from lmgym.core.files import read_text
 class Lexicon:
     """Ratings of words and emoticons from -4 to 4, and what emoji mean in words.
 
-    Example: Lexicon(ratings={"good": 1.9}, emoji={"\\U0001f600": "grinning face"})
-    """
+    Example: Lexicon(ratings={"good": 1.9}, emoji={"\\U0001f600": "grinning face"})"""
 
     ratings: Mapping[str, float]
     emoji: Mapping[str, str]
@@ -27,8 +26,7 @@ def load_lexicon(given: str | None = None) -> Lexicon:
 
     Raises LmgymError if none is found, or if a line cannot be read.
 
-    Example: load_lexicon().ratings["good"] -> 1.9
-    """
+    Example: load_lexicon().ratings["good"] -> 1.9"""
     if given is not None:
         path = Path(given)
         return _folder(path) if path.is_dir() else Lexicon(_rated(_text(path), path), {})

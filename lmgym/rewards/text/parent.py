@@ -24,8 +24,7 @@ class Table:
     """The words of a table's values. `words`: all that a text may mention. `entries`: the values that it should
     mention, each as a list of words.
 
-    Example: Table(words=frozenset({"michael", "dahlquist", "drummer"}), entries=(["michael", "dahlquist"],))
-    """
+    Example: Table(words=frozenset({"michael", "dahlquist", "drummer"}), entries=(["michael", "dahlquist"],))"""
 
     words: frozenset[str]
     entries: tuple[Words, ...]

@@ -10,6 +10,5 @@ def three_sentence_summary(text: str) -> str:
     """The first three sentences of a text, one per line. Source: RL4LMs, which splits with NLTK's model; here rules do
     (`sentences`), also at line ends.
 
-    Example: three_sentence_summary("One. Two. Three. Four.") -> 'One.\\nTwo.\\nThree.'
-    """
+    Example: three_sentence_summary("One. Two. Three. Four.") -> 'One.\\nTwo.\\nThree.'"""
     return "\n".join(sentences(text)[:3])

@@ -32,8 +32,7 @@ LONGEST_STEMMED = 100  # characters; no real word is longer, and stemming a very
 def references_of(reward: str, examples: Sequence[Example]) -> list[tuple[str, ...]]:
     """The references of each example. Raises LmgymError with the id of the first example without any.
 
-    Example: references_of("bleu", [Example("a/0", "?", references=("yes", "yes!"))]) -> [('yes', 'yes!')]
-    """
+    Example: references_of("bleu", [Example("a/0", "?", references=("yes", "yes!"))]) -> [('yes', 'yes!')]"""
     for example in examples:
         if not example.references:
             raise LmgymError(f"reward '{reward}' needs a reference, and example '{example.id}' has none")
@@ -136,8 +135,7 @@ def tokenise(text: str, tokens: Tokens = "words", punctuation: bool = True) -> l
     NLTK's `word_tokenize` (used by RL4LMs) needs a model that must be downloaded. It differs in few sentences: it keeps
     the point of an abbreviation with its word and writes quotation marks as `` and ''.
 
-    Example: tokenise("Don't stop. He's 7.5!") -> ['do', "n't", 'stop', '.', 'he', "'s", '7.5', '!']
-    """
+    Example: tokenise("Don't stop. He's 7.5!") -> ['do', "n't", 'stop', '.', 'he', "'s", '7.5', '!']"""
     text = text.lower()
     if tokens == "spaces":
         split = text.split()
@@ -161,24 +159,21 @@ def _split_contraction(token: str) -> tuple[str, ...]:
 def stem(word: str) -> str:
     """NLTK's Porter stem of a lower-case word; a word of more than 100 characters is returned unchanged.
 
-    Example: stem("fields"), stem("looking") -> ('field', 'look')
-    """
+    Example: stem("fields"), stem("looking") -> ('field', 'look')"""
     return str(_stemmer().stem(word)) if len(word) <= LONGEST_STEMMED else word
 
 
 def grams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     """How often each run of n tokens occurs.
 
-    Example: grams(["a", "b", "a", "b"], 2) -> Counter({('a', 'b'): 2, ('b', 'a'): 1})
-    """
+    Example: grams(["a", "b", "a", "b"], 2) -> Counter({('a', 'b'): 2, ('b', 'a'): 1})"""
     return Counter(zip(*(tokens[start:] for start in range(n)), strict=False))
 
 
 def in_common(one: Counter[tuple[str, ...]], other: Counter[tuple[str, ...]]) -> int:
     """Size of the intersection of two multisets.
 
-    Example: in_common(Counter("aab"), Counter("abb")) -> 2
-    """
+    Example: in_common(Counter("aab"), Counter("abb")) -> 2"""
     return sum(min(one[gram], other[gram]) for gram in one.keys() & other.keys())
 
 

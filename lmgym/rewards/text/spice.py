@@ -182,8 +182,7 @@ def _run(command: Sequence[str], folder: Path, errors: Path, seconds: float) -> 
 def read_scores(text: str, count: int, name: str = "spice") -> list[float]:
     """The F-score of each text in SPICE's output, in the order of the texts. Raises LmgymError if one is missing.
 
-    Example: read_scores('[{"image_id": "0", "scores": {"All": {"pr": 1.0, "re": 0.5, "f": 0.667}}}]', 1) -> [0.667]
-    """
+    Example: read_scores('[{"image_id": "0", "scores": {"All": {"pr": 1.0, "re": 0.5, "f": 0.667}}}]', 1) -> [0.667]"""
     try:
         found = {str(row["image_id"]): row["scores"]["All"]["f"] for row in json.loads(text)}
         values = [float(found[str(index)]) for index in range(count)]

@@ -21,8 +21,7 @@ def squad_exact_match(texts: list[str], examples: list[Example]) -> list[float]:
 
     Raises LmgymError for an example without references.
 
-    Example: squad_exact_match(["The Eiffel Tower!"], [Example("a/0", "?", references=("Eiffel tower",))]) -> [1.0]
-    """
+    Example: squad_exact_match(["The Eiffel Tower!"], [Example("a/0", "?", references=("Eiffel tower",))]) -> [1.0]"""
     return _best("squad_exact_match", texts, examples, lambda answer, reference: float(answer == reference))
 
 
@@ -45,8 +44,7 @@ token_f1.check = reference_check("token_f1")  # type: ignore[attr-defined]
 def normalised(text: str) -> list[str]:
     """The words of an answer without case, punctuation and articles.
 
-    Example: normalised("An apple, the pear") -> ['apple', 'pear']
-    """
+    Example: normalised("An apple, the pear") -> ['apple', 'pear']"""
     return ARTICLES.sub(" ", text.lower().translate(WITHOUT_PUNCTUATION)).split()
 
 

@@ -46,8 +46,7 @@ def dates(texts: list[str], examples: list[Example]) -> list[float]:
 
     The day need not exist, and any text may surround it. Source: RL4LMs, reward sentences_with_dates, metric dates.
 
-    Example: dates(["It rained on 2021-03-04.", "It rained on 4 March."], examples) -> [1.0, 0.0]
-    """
+    Example: dates(["It rained on 2021-03-04.", "It rained on 4 March."], examples) -> [1.0, 0.0]"""
     return [float(DATE.search(text) is not None) for text in texts]
 
 

@@ -19,8 +19,7 @@ from lmgym.types import Example
 def totto_bleu(texts: list[str], examples: list[Example]) -> list[float]:
     """sacre_bleu in lower case, as ToTTo reports it; the corpus value is one BLEU of all texts. Extra `metrics`.
 
-    Example: totto_bleu(["The Cat sat down"], [Example("a/0", "?", references=("the cat sat down",))]) -> [1.0]
-    """
+    Example: totto_bleu(["The Cat sat down"], [Example("a/0", "?", references=("the cat sat down",))]) -> [1.0]"""
     return sacre_bleu(texts, examples, lowercase=True)
 
 

@@ -3,8 +3,7 @@
 The rules are those of Hutto and Gilbert 2014. The list comes from the package vaderSentiment, from NLTK or from a file.
 The rules are our own code for two reasons: if two ratings are equal, the package changes the wrong one at a "but" (221
 of 8,683 texts get another score); and it rounds its scores, which a reward should not. Measured alternately with
-vaderSentiment 3.3, our code takes 1.5 to 2.3 times less CPU time.
-"""
+vaderSentiment 3.3, our code takes 1.5 to 2.3 times less CPU time."""
 
 import math
 import string
@@ -75,8 +74,7 @@ def vader(
     emoji_utf8_lexicon.txt. By default it is that of the package vaderSentiment or, without emoji, NLTK's vader_lexicon;
     raises LmgymError if neither is installed. Source: Hutto and Gilbert 2014.
 
-    Example: vader(["VADER is smart, handsome, and funny."], [example]) -> [0.8316...]
-    """
+    Example: vader(["VADER is smart, handsome, and funny."], [example]) -> [0.8316...]"""
     known = load_lexicon(lexicon)
     return [sentiment(text, known)[score] for text in texts]
 
@@ -91,8 +89,7 @@ vader.check = _check  # type: ignore[attr-defined]
 def sentiment(text: str, lexicon: Lexicon) -> dict[Score, float]:
     """The compound score of a text, and its fractions of positive, negative and neutral words.
 
-    Example: sentiment("not good", Lexicon({"good": 1.9}, {}))["compound"] -> -0.3412...  # s = 1.9 * -0.74
-    """
+    Example: sentiment("not good", Lexicon({"good": 1.9}, {}))["compound"] -> -0.3412...  # s = 1.9 * -0.74"""
     # 1. The rating of each word in its context.
     text = _without_emoji(text, lexicon.emoji).strip()
     words = [_bare(word) for word in text.split()]

@@ -48,8 +48,7 @@ def fill(template: str, row: Mapping[str, Any], where: str) -> str:
     control tokens.
 
     Example: fill("{Body} {Question}", {"Body": "I have 2 pens.", "Question": "How many?"}, "") ->
-        'I have 2 pens. How many?'
-    """
+        'I have 2 pens. How many?'"""
     texts: list[str] = []
     for words, name, _, _ in Formatter().parse(template):
         texts.append(RecipeText(words))
@@ -73,8 +72,7 @@ def check_template(template: str, key: str) -> None:
 class Cell:
     """How a value is made of a row: a section {column, pattern} or {function}, a template, or a name.
 
-    Example: Cell.of({"column": "answer", "pattern": "#### (.*)"}, "task.references")
-    """
+    Example: Cell.of({"column": "answer", "pattern": "#### (.*)"}, "task.references")"""
 
     column: str | None = None
     pattern: re.Pattern[str] | None = None

@@ -31,8 +31,7 @@ class Source:
     `splits` gives other names, and parts as the datasets library writes them. `named` alone decides what a single file
     holds: with False it is `train`, whatever its name.
 
-    Example: Source("data", "data/ultrafeedback", splits={"train": "train_prefs[:5%]", "test": "test_prefs"})
-    """
+    Example: Source("data", "data/ultrafeedback", splits={"train": "train_prefs[:5%]", "test": "test_prefs"})"""
 
     task: str
     path: Paths | None = None

@@ -16,8 +16,7 @@ def read_json_lines(path: Path) -> Iterator[Row]:
     """The object of each line that is not blank, with file and line.
 
     A line that is not UTF-8, not JSON or not an object, or holds text that no tokenizer can encode (half of a surrogate
-    pair), is `unreadable`.
-    """
+    pair), is `unreadable`."""
     with opened(path) as file:
         for number, raw in enumerate(lines_of(file, path), start=1):
             if not raw.strip():
@@ -48,8 +47,7 @@ def as_object(value: Any, where: str) -> dict[str, Any]:
 def parse_json(raw: bytes, path: Path, line: int | None = None) -> Any:
     """The JSON value of a file's bytes, or of one line's bytes (`line` counts from 1).
 
-    Raises LmgymError, with file and line, if they are not UTF-8, not JSON, or hold half of a surrogate pair.
-    """
+    Raises LmgymError, with file and line, if they are not UTF-8, not JSON, or hold half of a surrogate pair."""
     try:
         text = raw.decode("utf-8" if (line or 1) > 1 else "utf-8-sig")
         value = json.loads(text)

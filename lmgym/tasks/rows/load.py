@@ -22,8 +22,7 @@ PART = re.compile(rf"\s*([\w./-]+?)\s*(?:\[{EDGE}:{EDGE}\])?\s*")
 class Part:
     """A part of a split of data, as the datasets library writes it.
 
-    Example: parts_of("train[:5%]", "splits") -> [Part("train", None, "5%")]
-    """
+    Example: parts_of("train[:5%]", "splits") -> [Part("train", None, "5%")]"""
 
     name: str
     begin: str | None = None
@@ -85,8 +84,7 @@ def rows_of_split(source: Source, split: str) -> Iterator[Row]:
 class Found:
     """The files that hold a split, with the part of their rows that it is; or a table of the Hub.
 
-    Example: find_split(Source("data", "rows", splits={"train": "train[:5%]"}), "train").files[0]
-    """
+    Example: find_split(Source("data", "rows", splits={"train": "train[:5%]"}), "train").files[0]"""
 
     source: Source
     files: list[tuple[list[Path], Part]]

@@ -11,8 +11,7 @@
         manifest.json                                       size and SHA-256 of each file above
 
 A checkpoint is written to a hidden folder, flushed and renamed, so a kill leaves either the old state or the new one.
-A damaged one is noticed by its manifest, or by that of a frozen copy that it refers to, and the one before is taken.
-"""
+A damaged one is noticed by its manifest, or by that of a frozen copy that it refers to, and the one before is taken."""
 
 import json
 import os

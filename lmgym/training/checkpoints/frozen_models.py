@@ -5,8 +5,7 @@ A copy of the policy is named by the step at which it was taken and written once
     copies/stage-1-reference-step-000000/       what `from_pretrained` reads, and a manifest.json
 
 so a copy costs a model's size per refresh, not per checkpoint, and a resumed run goes on with the same copy. A
-checkpoint whose copies do not match their manifests counts as damaged (`checkpoint.newest`).
-"""
+checkpoint whose copies do not match their manifests counts as damaged (`checkpoint.newest`)."""
 
 import shutil
 from collections.abc import Iterable, Mapping

@@ -7,8 +7,7 @@ saving a checkpoint, replayed episodes, TRPO's conjugate gradients, other engine
 Of several ranks (docs/scale.md) each holds the whole batch, but samples only its share of the prompts, and runs only
 its share of the groups through the model. Where weights are cut into parts (distributed.sharding), a rank holds one
 part of the weights, gradients, moments, reference, teacher and critic. Whole are then the layer that runs, the copy
-that samples, and each model that is being copied.
-"""
+that samples, and each model that is being copied."""
 
 import resource
 
@@ -43,8 +42,7 @@ def estimate(
     the bytes of a number in the forward pass; `first` says that the adapters have not been trained by an earlier stage,
     so that the reference is the model without them.
 
-    Example: estimate(config, config.stages[0], shapes_of(config.policy), prompt=200, ranks=8).peak
-    """
+    Example: estimate(config, config.stages[0], shapes_of(config.policy), prompt=200, ranks=8).peak"""
     parts = parts_of(config, ranks)
     found = Estimate()
     found.add("Python and its libraries", process)

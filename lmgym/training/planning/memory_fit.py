@@ -23,8 +23,7 @@ class Needs:
     `distributed.sharding` (None: the recipe is then refused). `here` are the bytes of this machine's memory, or of one
     of its GPUs (None: it has none).
 
-    Example: Needs(2, "cuda", here=80 * 2**30, sharded=False, own=139 * 2**30, other=70 * 2**30)
-    """
+    Example: Needs(2, "cuda", here=80 * 2**30, sharded=False, own=139 * 2**30, other=70 * 2**30)"""
 
     ranks: int
     device: str

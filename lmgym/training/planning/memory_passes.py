@@ -2,8 +2,7 @@
 
 For backward a layer keeps, per token, 4 inner + 6 width + 4 attention numbers (a Llama) or 2 inner + 4 width + 4
 attention (a GPT-2): for two norms, the inputs of linear layers, queries, keys, values and output of attention, and the
-MLP. With activation checkpointing it is the width once, and one layer of the rest at a time.
-"""
+MLP. With activation checkpointing it is the width once, and one layer of the rest at a time."""
 
 from dataclasses import dataclass
 

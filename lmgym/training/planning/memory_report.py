@@ -36,8 +36,7 @@ class Memory:
     """The memory of a recipe's stages on this machine, for a run of so many `ranks`. Make it before a model is loaded:
     it looks at what the process takes without one.
 
-    Example: Memory(config, report, tokenizer).of_examples(0, data.training[0][:8])
-    """
+    Example: Memory(config, report, tokenizer).of_examples(0, data.training[0][:8])"""
 
     config: Config
     report: Lines

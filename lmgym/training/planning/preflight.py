@@ -1,8 +1,7 @@
 """Whether a recipe, its data and its model fit each other, checked before anything is trained.
 
 `check_model` reads the model's configuration and tokenizer only, so a recipe that cannot work is refused before any
-weight is loaded. `check_fit` counts the tokens of the data, with the policy loaded.
-"""
+weight is loaded. `check_fit` counts the tokens of the data, with the policy loaded."""
 
 import sys
 from collections.abc import Callable, Sequence

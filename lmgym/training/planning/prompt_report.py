@@ -20,8 +20,7 @@ def about_prompts(examples: Sequence[Example], tokenizer: Any, env: str = "singl
     `single_turn` may put texts into messages.
 
     Example: about_prompts([Example("a/0", [{"role": "user", "content": "2+2="}])], builtin_tokenizer())[0] ->
-        ["the model has no chat template: messages are joined without marks (policy.template: FILE gives it one)"]
-    """
+        ["the model has no chat template: messages are joined without marks (policy.template: FILE gives it one)"]"""
     examples, template = examples[:LOOKED_AT], bool(getattr(tokenizer, "chat_template", None))
     bare = [example.prompt for example in examples if isinstance(example.prompt, BarePrompt)]
     notes = []

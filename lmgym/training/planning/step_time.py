@@ -2,8 +2,7 @@
 
 What is measured for each answer is multiplied by the answers of a step, of several ranks by those of the rank that has
 most of them. Not counted: rewards and environments, the optimizer's own work, what ranks exchange, and that more
-answers at a time are often faster.
-"""
+answers at a time are often faster."""
 
 import os
 import time
@@ -92,8 +91,7 @@ def step_seconds(
     """The seconds that a step will take to sample, and to score and update. `teacher` is the size of the teacher beside
     that of the policy (0 without one).
 
-    Example: step_seconds(config, stage, Measured(64, 0.3, 0.1, 0.3), ranks=2)
-    """
+    Example: step_seconds(config, stage, Measured(64, 0.3, 0.1, 0.3), ranks=2)"""
     algorithm, required = stage.algorithm, stage.algorithm.requirements
     prompts, group = share(stage.prompts_per_step, ranks), algorithm.group_size
     more = required.rival is not None  # one more answer to each prompt, as the greedy one is

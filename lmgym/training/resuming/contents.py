@@ -5,8 +5,7 @@
      "evaluation": {"env.levels": "folder:..."},
      "stages": [{"env.words.0": "file:...", "code of my_rewards": "code:..."}]}
 
-Data of tasks is not here: its examples count (fingerprint.py), nor are weights, which count as they are loaded.
-"""
+Data of tasks is not here: its examples count (fingerprint.py), nor are weights, which count as they are loaded."""
 
 import hashlib
 import os

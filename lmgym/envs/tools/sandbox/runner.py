@@ -14,8 +14,7 @@ Layers of protection (Linux; `protection()` tells which of the named ones this m
 - an audit hook: turns refusals into clear messages. It is no protection: Python code can get round it on purpose.
 
 None of this protects against bugs of the kernel or side channels of the processor. If a hostile person may influence
-the text of the model, run the whole training in a container or a virtual machine as well.
-"""
+the text of the model, run the whole training in a container or a virtual machine as well."""
 
 import math
 import os
@@ -59,8 +58,7 @@ class Limits:
     output. With `isolation: kernel` the tool works only if the kernel enforces "files" and "system calls"; `process`
     works without them, with the other layers.
 
-    Example: Limits(seconds=2.0, memory_mib=256)
-    """
+    Example: Limits(seconds=2.0, memory_mib=256)"""
 
     seconds: float = 5.0
     wall_seconds: float = 20.0
@@ -84,8 +82,7 @@ def python(code: str) -> str:
     starts anew: no variable and no file is kept, and there is no network and no package beyond the standard library.
 
     Args:
-        code: the source, one or more lines
-    """
+        code: the source, one or more lines"""
     return run(code, Limits())
 
 

@@ -8,8 +8,7 @@ Each function returns True if the kernel agreed, and False instead of an error i
 - `landlock`: files outside of the named folders can be neither opened nor listed; no TCP, no signals to other processes
   (kernel documentation, userspace-api/landlock).
 - `system_calls`: an allow-list (seccomp). Forbidden are new processes and threads, starting programs, sockets, signals,
-  mounts, and changes of owners or permissions.
-"""
+  mounts, and changes of owners or permissions."""
 
 import ctypes
 import os
@@ -113,8 +112,7 @@ def without(path: str, hidden: Sequence[str]) -> list[str]:
     """Paths that together are all of `path` except the folders `hidden`: Landlock can grant a folder, but not a part of
     it. A folder with a hidden one in it cannot be listed then. Links are left out; what they lead to counts.
 
-    Example: without("/usr/lib/python3", ["/usr/lib/python3/dist-packages"]) -> ["/usr/lib/python3/debian_bundle"]
-    """
+    Example: without("/usr/lib/python3", ["/usr/lib/python3/dist-packages"]) -> ["/usr/lib/python3/debian_bundle"]"""
     inner = [other for other in hidden if other.startswith(f"{path}/")]
     if path in hidden or not inner:
         return [] if path in hidden else [path]

@@ -1,8 +1,7 @@
 """The script that runner.py starts: a fresh interpreter that gives up its rights, then runs one snippet.
 
 It runs without lmgym and site-packages. It imports snippet_kernel.py, which is in the same folder, and as little of the
-standard library as it can, since imports take most of the time of a call.
-"""
+standard library as it can, since imports take most of the time of a call."""
 
 import _signal as signal  # without the enumerations of the module above it
 import builtins
