@@ -374,6 +374,14 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str) -> None:
             converted(system, write(tmp_path, system, text).rename(tmp_path / "x.yaml"))
 
 
+def test_a_date_and_a_name_that_is_too_long(tmp_path: Path) -> None:
+    """Found by mutants: YAML reads a date, and a file system refuses to look for a long name."""
+    text = NEMO.replace("base.yaml", f"[base.yaml, {'b' * 400}.yaml]") + "  model_name: 2025-01-01\n"
+    text = text.replace("256}\n  model_name: 2025-01-01", "256, model_name: 2025-01-01}")
+    printed, _ = converted("nemo-rl", write(tmp_path, "nemo-rl", text))
+    assert 'model: "2025-01-01"' in printed.replace("'", '"')
+
+
 def test_mutants(tmp_path: Path) -> None:
     """Damaged files become recipes or one sentence. (5,000 mutants of public files were tried: docs/log.)"""
     values = [

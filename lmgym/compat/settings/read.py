@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from os.path import isfile  # False for a name that is too long
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,7 +127,7 @@ def _yaml(text: str, path: Path, seen: tuple[Path, ...] = ()) -> Settings:
     bases = tree.get("defaults") or []
     for base in bases if isinstance(bases, list) else [bases]:
         file = path.parent / str(base)
-        if isinstance(base, str) and base.endswith((".yaml", ".yml")) and file.is_file() and file not in seen:
+        if isinstance(base, str) and base.endswith((".yaml", ".yml")) and isfile(file) and file not in seen:
             inner = _yaml(read_text(file, 8 * LONGEST_RECIPE), file, (*seen, file))
             settings.given |= {key: s if " of " in s.where else s._replace(where=f"{s.where} of {base}")
                                for key, s in inner.given.items()}  # fmt: skip

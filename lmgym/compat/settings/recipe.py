@@ -261,7 +261,7 @@ def _lines(tree: Mapping[str, Any], sources: Mapping[str, str], prefix: str) -> 
             yield f"{indent}{write_yaml({key: 0})[:-3]}"
             yield from _lines(value, sources, f"{path}/")
             continue
-        source, flow = visible(sources.get(path, "")), json.dumps(value, ensure_ascii=False)
+        source, flow = visible(sources.get(path, "")), json.dumps(value, ensure_ascii=False, default=str)
         short = isinstance(value, list | dict) and flow.isascii() and len(flow) < COLUMN
         text = f"{write_yaml({key: 0})[:-2]}{flow}" if short else write_yaml({key: value}).rstrip("\n")
         first, *rest = textwrap.indent(text, indent).split("\n")
