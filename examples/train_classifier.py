@@ -23,6 +23,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +134,8 @@ def held_out(folder: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     The texts go the way of `learned_reward`, cut on the right where they are too long.
     """
     scorer = scorers.load_scorer("learned_reward", "classifier", str(folder), device="cpu")
-    rows = text_rows("learned_reward", scorer, [text for text, _ in pairs], "right")
-    said = [
-        scorer.labels[max(range(len(row)), key=row.__getitem__)] for row in batched_forward.logits(scorer, rows, 16384)
-    ]
+    rows = text_rows(replace(scorer, truncation="right"), [text for text, _ in pairs])
+    said = [scorer.labels[max(range(len(row)), key=row.__getitem__)] for row in batched_forward.logits(scorer, rows)]
     right = share_interval([float(label == own) for (_, label), own in zip(pairs, said, strict=True)])
     most = Counter(label for _, label in pairs).most_common(1)[0][1] / len(pairs)
     return {"accuracy": right.mean, "low": right.low, "high": right.high, "texts": len(pairs), "most": most}

@@ -6,8 +6,8 @@ from typing import Literal
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.rewards.learned import batched_forward
-from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, clean, fitted, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
+from lmgym.rewards.learned.rows import Row, chat_ids, clean, fitted, text_rows
+from lmgym.rewards.learned.scorers import Scorer, by_model
 from lmgym.text.chat import answer_ids, messages_of, plain_text, prompt_ids
 from lmgym.types import Example
 
@@ -15,20 +15,15 @@ Layout = Literal["auto", "answer", "chat", "pair", "joined"]
 
 
 @register("reward", "learned_reward")
-@loads_early()
+@by_model("classifier")
 def learned_reward(
     texts: list[str],
     examples: list[Example],
+    scorer: Scorer,
     *,
-    model: str,
     label: int | str,
     with_prompt: bool = False,
     output: Literal["probability", "logit"] = "probability",
-    truncation: Truncation = "refuse",
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 16384,
 ) -> list[float]:
     """A sequence classifier's output for one label, given by its name or its index from 0: the softmax probability
     (sigmoid, for a multi-label model), or the logit.
@@ -40,28 +35,16 @@ def learned_reward(
     refuse, for a text that is too long.
 
     Example: learned_reward(["What a film!"], [example], model="lvwerra/distilbert-imdb", label="POSITIVE") -> [0.98]"""
-    scorer = load_scorer("learned_reward", "classifier", model, revision, device, compute)
-    index = label_index("learned_reward", "label", scorer, label)
+    index = _label_index(scorer, label)
     if with_prompt:
         texts = [_prompt(example) + text for text, example in zip(texts, examples, strict=True)]
-    logits = batched_forward.logits(scorer, text_rows("learned_reward", scorer, texts, truncation), tokens_per_forward)
+    logits = batched_forward.logits(scorer, text_rows(scorer, texts))
     return [row[index] if output == "logit" else probabilities(scorer, row)[index] for row in logits]
 
 
 @register("reward", "reward_model")
-@loads_early()
-def reward_model(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    model: str,
-    layout: Layout = "auto",
-    truncation: Truncation = "refuse",
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 16384,
-) -> list[float]:
+@by_model("classifier")
+def reward_model(texts: list[str], examples: list[Example], scorer: Scorer, *, layout: Layout = "auto") -> list[float]:
     """A reward model's score of an answer to its prompt: the single output of a sequence classifier, not rescaled.
     `model` may be the run folder of lmgym's algorithm reward_model.
 
@@ -74,32 +57,30 @@ def reward_model(
     Raises LmgymError as `learned_reward` does, and for a model with more than one output.
 
     Example: reward_model(["4"], [Example("a/0", "2+2?")], model="Skywork/Skywork-Reward-V2-Qwen3-0.6B") -> [7.3]"""
-    scorer = load_scorer("reward_model", "classifier", model, revision, device, compute)
-    check_scalar("reward_model", scorer)
+    check_scalar(scorer)
     layout = _layout(scorer) if layout == "auto" else layout
-    rows: list[Row]
     if layout == "chat" and not getattr(scorer.tokenizer, "chat_template", None):
-        raise LmgymError(f"key 'rewards.reward_model.layout': {model} has no chat template; write pair or joined")
+        raise LmgymError(f"key 'rewards.reward_model.layout': {scorer.name} has no chat template; write pair or joined")
     if layout in ("answer", "chat"):
         row = _answer if layout == "answer" else _chat
-        rows = [row(scorer, text, example, truncation) for text, example in zip(texts, examples, strict=True)]
+        rows = [row(scorer, text, example) for text, example in zip(texts, examples, strict=True)]
     elif layout == "pair":
-        rows = text_rows("reward_model", scorer, list(map(_prompt, examples)), truncation, second=texts)
+        rows = text_rows(scorer, list(map(_prompt, examples)), second=texts)
     else:
         both = [_prompt(example) + text for text, example in zip(texts, examples, strict=True)]
-        rows = text_rows("reward_model", scorer, both, truncation)
-    return [row[0] for row in batched_forward.logits(scorer, rows, tokens_per_forward)]
+        rows = text_rows(scorer, both)
+    return [row[0] for row in batched_forward.logits(scorer, rows)]
 
 
-def label_index(reward: str, key: str, scorer: Scorer, label: int | str) -> int:
+def _label_index(scorer: Scorer, label: int | str) -> int:
     """The index of a label among a classifier's outputs. Raises LmgymError if it has no such label."""
     labels = scorer.labels
     if len(labels) < 2:
         raise LmgymError(
-            f"key 'rewards.{reward}.model': {scorer.name} has one output and no labels to choose from; take the reward "
-            "'reward_model' for it"
+            f"key 'rewards.learned_reward.model': {scorer.name} has one output and no labels to choose from; take "
+            "the reward 'reward_model' for it"
         )
-    where = f"key 'rewards.{reward}.{key}': {scorer.name} has"
+    where = f"key 'rewards.learned_reward.label': {scorer.name} has"
     if isinstance(label, int):
         if not 0 <= label < len(labels):
             raise LmgymError(f"{where} labels 0 to {len(labels) - 1}, not {label}")
@@ -109,12 +90,12 @@ def label_index(reward: str, key: str, scorer: Scorer, label: int | str) -> int:
     return labels.index(label)
 
 
-def check_scalar(reward: str, scorer: Scorer) -> None:
+def check_scalar(scorer: Scorer) -> None:
     """Raise LmgymError unless a classifier has one output."""
     if len(scorer.labels) != 1:
         raise LmgymError(
-            f"key 'rewards.{reward}.model': {scorer.name} has {len(scorer.labels)} outputs "
-            f"({', '.join(scorer.labels[:5])}), and '{reward}' needs one; 'learned_reward' reads one of several"
+            f"key 'rewards.{scorer.reward}.model': {scorer.name} has {len(scorer.labels)} outputs "
+            f"({', '.join(scorer.labels[:5])}), and '{scorer.reward}' needs one; 'learned_reward' reads one of several"
         )
 
 
@@ -139,22 +120,22 @@ def _layout(scorer: Scorer) -> Layout:
     return "pair" if separates else "joined"
 
 
-def _answer(scorer: Scorer, text: str, example: Example, truncation: Truncation) -> Row:
+def _answer(scorer: Scorer, text: str, example: Example) -> Row:
     template = scorer.facts.get("template")
     before = prompt_ids(scorer.tokenizer, example.prompt, template)
 
     def rendered(answer: str) -> list[int]:
         return [*before, *answer_ids(scorer.tokenizer, example.prompt, answer, template)]
 
-    return fitted("reward_model", scorer, clean(text), rendered, truncation)
+    return fitted(scorer, clean(text), rendered)
 
 
-def _chat(scorer: Scorer, text: str, example: Example, truncation: Truncation) -> Row:
+def _chat(scorer: Scorer, text: str, example: Example) -> Row:
     def rendered(answer: str) -> list[int]:
         messages = [*messages_of(example.prompt), {"role": "assistant", "content": answer}]
         return chat_ids(scorer, messages, generate=False)
 
-    return fitted("reward_model", scorer, text, rendered, truncation)
+    return fitted(scorer, text, rendered)
 
 
 def _prompt(example: Example) -> str:

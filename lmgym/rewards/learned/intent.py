@@ -7,8 +7,8 @@ from typing import Any, Literal
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.learned import batched_forward
-from lmgym.rewards.learned.rows import Truncation, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
+from lmgym.rewards.learned.rows import text_rows
+from lmgym.rewards.learned.scorers import Scorer, by_model, load_scorer
 from lmgym.rewards.text.meteor import meteor, meteor_stem
 from lmgym.text.chat import messages_of, plain_text
 from lmgym.types import Example
@@ -18,21 +18,17 @@ Context = Literal["last", "none", "all"]
 
 
 @register("reward", "intent_accuracy")
+@by_model("classifier")
 def intent_accuracy(
     texts: list[str],
     examples: list[Example],
+    scorer: Scorer,
     *,
-    model: str,
     intent_coeff: float = 1.0,
     auto_coeff: float = 1.0,
     context: Context = "last",
     end_of_utterance: str = "<EOU>",
     synonyms: bool = True,
-    truncation: Truncation = "refuse",
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 16384,
 ) -> list[float]:
     """intent_coeff * [the classifier's intent of the answer is the right one] + auto_coeff * METEOR of the answer.
 
@@ -52,11 +48,9 @@ def intent_accuracy(
         >>> intent_accuracy(["Shall we?"], [example], model="models/intent", auto_coeff=0)     # a question was wanted
         [1.0]
     """
-    scorer = load_scorer("intent_accuracy", "classifier", model, revision, device, compute)
     right = [_label(scorer, intent) for intent in _intents(examples)]
     inputs = [_before(example, context, end_of_utterance) + text for text, example in zip(texts, examples, strict=True)]
-    rows = text_rows("intent_accuracy", scorer, inputs, truncation)
-    predicted = [row.index(max(row)) for row in batched_forward.logits(scorer, rows, tokens_per_forward)]
+    predicted = [row.index(max(row)) for row in batched_forward.logits(scorer, text_rows(scorer, inputs))]
     values = [intent_coeff * float(one == other) for one, other in zip(predicted, right, strict=True)]
     if auto_coeff:
         meteors = (meteor if synonyms else meteor_stem)(texts, examples)
