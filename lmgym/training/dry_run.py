@@ -22,7 +22,8 @@ from lmgym.inference.in_process import make_engine
 from lmgym.logs.records import environment_numbers
 from lmgym.models.load import read_model_info
 from lmgym.models.policy import Policy
-from lmgym.rewards.base import Reward, build_rewards
+from lmgym.rewards.base import Reward
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import why_never_paid
 from lmgym.rollouts.rollout import groups_of
 from lmgym.rollouts.sources import Draw

@@ -25,7 +25,8 @@ from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import take_reward_model
 from lmgym.models.sharding import shard_policy
-from lmgym.rewards.base import Reward, build_rewards
+from lmgym.rewards.base import Reward
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.normalisation import Moments, moments_to_json
 from lmgym.rewards.running import pooled
 from lmgym.rollouts.rollout import Actor

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards, call_reward, check_examples
+from lmgym.rewards.base import call_reward, check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import SAMPLE_TEXTS, check_reward
 from lmgym.rewards.learned import batched_forward, scorers
 from lmgym.rewards.learned.perplexity import windows
