@@ -38,7 +38,7 @@ from lmgym.rewards.learned import batched_forward, scorers
 from lmgym.rewards.learned.rows import text_rows
 from lmgym.stats.intervals import share_interval
 from lmgym.tasks.base import hash_fraction, load_task
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Example
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -56,7 +56,7 @@ def labelled(examples: Sequence[Example], text: str, label: str) -> list[tuple[s
     """
     found = []
     for example in examples:
-        said = plain_text(messages_of(example.prompt))
+        said = plain_text(example.prompt)
         reference = example.references[0] if example.references else None
         texts = {**example.meta, "prompt": said, "reference": reference, "both": said + (reference or "")}
         for key, place in ((text, texts), (label, example.meta)):

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any, Literal
 
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Episode, Message
 
 Stripping = bool | Literal["opened"]
@@ -62,7 +62,7 @@ def as_sequence(episode: Episode, tokenizer: Any, special: bool, changed: bool =
     if not episode.turns:
         return episode
     first, *later = episode.turns
-    read, written = str(plain_text(messages_of(episode.example.prompt))), episode.text
+    read, written = str(plain_text(episode.example.prompt)), episode.text
     if tokenizer is not None:
         ids = [*first.action_ids, *(id for turn in later for id in (*turn.prompt_ids, *turn.action_ids))]
         read = tokenizer.decode(first.source_ids or first.prompt_ids, clean_up_tokenization_spaces=False)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from lmgym.core.errors import LmgymError
 from lmgym.rollouts.players import Actor, PromptCache
-from lmgym.types import BarePrompt, Episode, Example, Message, RecipeText
+from lmgym.types import BarePrompt, Episode, Example, Prompt, RecipeText
 
 PLACE = re.compile(r"\{(\w+)\}")
 
 
-def hinted_prompt(hint: str, example: Example) -> str | Sequence[Message]:
+def hinted_prompt(hint: str, example: Example) -> Prompt:
     """The prompt that the teacher gets: the hint, with each name in braces replaced by the example's own text.
 
     {prompt} is the example's prompt; in a chat, the last message of the user, which is replaced. {reference} is the

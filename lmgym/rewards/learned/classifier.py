@@ -37,7 +37,7 @@ def learned_reward(
     Example: learned_reward(["What a film!"], [example], model="lvwerra/distilbert-imdb", label="POSITIVE") -> [0.98]"""
     index = _label_index(scorer, label)
     if with_prompt:
-        texts = [_prompt(example) + text for text, example in zip(texts, examples, strict=True)]
+        texts = [plain_text(example.prompt) + text for text, example in zip(texts, examples, strict=True)]
     logits = batched_forward.logits(scorer, text_rows(scorer, texts))
     return [row[index] if output == "logit" else probabilities(scorer, row)[index] for row in logits]
 
@@ -65,9 +65,9 @@ def reward_model(texts: list[str], examples: list[Example], scorer: Scorer, *, l
         row = _answer if layout == "answer" else _chat
         rows = [row(scorer, text, example) for text, example in zip(texts, examples, strict=True)]
     elif layout == "pair":
-        rows = text_rows(scorer, list(map(_prompt, examples)), second=texts)
+        rows = text_rows(scorer, [plain_text(example.prompt) for example in examples], second=texts)
     else:
-        both = [_prompt(example) + text for text, example in zip(texts, examples, strict=True)]
+        both = [plain_text(example.prompt) + text for text, example in zip(texts, examples, strict=True)]
         rows = text_rows(scorer, both)
     return [row[0] for row in batched_forward.logits(scorer, rows)]
 
@@ -136,7 +136,3 @@ def _chat(scorer: Scorer, text: str, example: Example) -> Row:
         return chat_ids(scorer, messages, generate=False)
 
     return fitted(scorer, text, rendered)
-
-
-def _prompt(example: Example) -> str:
-    return plain_text(messages_of(example.prompt))

@@ -13,7 +13,7 @@ from lmgym.rewards.learned.classifier import probabilities
 from lmgym.rewards.learned.rows import text_rows
 from lmgym.rewards.learned.scorers import Scorer, by_model
 from lmgym.rewards.text.sentences import sentences
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Example
 
 Pooling = Literal["max", "mean", "min"]
@@ -156,7 +156,7 @@ def _labels(scorer: Scorer, entailment: str | None, contradiction: str | None, b
 
 def _documents(reward: str, examples: Sequence[Example], key: str | None) -> list[str]:
     if key is None:
-        return [plain_text(messages_of(example.prompt)) for example in examples]
+        return [plain_text(example.prompt) for example in examples]
     for example in examples:
         if not isinstance(example.meta.get(key), str):
             raise LmgymError(

@@ -10,7 +10,7 @@ from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import text_rows
 from lmgym.rewards.learned.scorers import Scorer, by_model, load_scorer
 from lmgym.rewards.text.meteor import meteor, meteor_stem
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Example
 
 NAMES = {1: "inform", 2: "question", 3: "directive", 4: "commissive"}
@@ -99,7 +99,7 @@ def _label(scorer: Scorer, intent: int) -> int:
 
 def _before(example: Example, context: Context, end: str) -> str:
     """The text that the classifier reads before the answer."""
-    prompt = plain_text(messages_of(example.prompt))
+    prompt = plain_text(example.prompt)
     if context != "last":
         return prompt if context == "all" else ""
     utterances = [utterance.strip() for utterance in prompt.split(end) if utterance.strip()]

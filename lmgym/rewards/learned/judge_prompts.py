@@ -8,7 +8,7 @@ from typing import Literal
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.rewards.maths.final_answer import final_answer
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Episode, Example, Message
 
 Per = Literal["answer", "turn", "last"]
@@ -96,7 +96,7 @@ def judge_messages(system: str, template: str, item: Item, answer: str, question
     Example: judge_messages("", "{answer}? {question}", item, "4", "Even?") -> [{'role': 'user', 'content': '4? Even?'}]
     """
     fields = {
-        "prompt": plain_text(messages_of(item.example.prompt)),
+        "prompt": plain_text(item.example.prompt),
         "before": item.before,
         "answer": answer,
         "question": question,
