@@ -63,10 +63,8 @@ def recipe_spans(prompt: Prompt) -> list[list[Any]]:
     """The recipe's parts of a prompt as JSON can hold them: [message, begin, end] for each; first [form] of a prompt
     without template.
 
-    Example:
-        >>> recipe_spans([{"role": "system", "content": RecipeText("Add.")}, {"role": "user", "content": "1+1="}])
-        [[0, 0, 4]]
-    """
+    Example: recipe_spans([{"role": "system", "content": RecipeText("Add.")}, {"role": "user", "content": "1+1="}])
+    -> [[0, 0, 4]]"""
     texts = [prompt] if isinstance(prompt, str) else [message.get("content", "") for message in prompt]
     spans = [[index, *span] for index, text in enumerate(texts) for span in getattr(text, "spans", ())]
     return [[prompt.form], *spans] if isinstance(prompt, BarePrompt) else spans

@@ -140,10 +140,7 @@ def call_reward(
     limits each text by itself, so that a slow text costs its own reward and not the run. A function with the attribute
     `reads_sequence` gets prompt and answer as the `tokenizer` writes them (views.as_sequence).
 
-    Example:
-        >>> call_reward(build_rewards({"final_answer": 1.0})[0], episodes)
-        [1.0, 0.0]
-    """
+    Example: call_reward(build_rewards({"final_answer": 1.0})[0], episodes) -> [1.0, 0.0]"""
     if getattr(reward.function, "pays_tokens", False):
         raise LmgymError(f"reward '{reward.name}' pays token by token; let lmgym.apply_rewards apply it")
     with guard_reward(reward, len(episodes), timeout):  # a post-processor may be the user's

@@ -122,10 +122,7 @@ def available_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     The substitute is reported under its own name, with one warning. If the recipe names the substitute too, the
     recipe's arguments are kept. Rewards are never replaced: a run trains on the rewards that it names, or not at all.
 
-    Example:
-        >>> available_metrics({"meteor": {}, "bleu": {}})     # without WordNet
-        {'meteor_stem': {}, 'bleu': {}}
-    """
+    Example: available_metrics({"meteor": {}, "bleu": {}}) -> {'meteor_stem': {}, 'bleu': {}}  # without WordNet"""
     available = {_available(name): section for name, section in metrics.items()}
     return available | {name: section for name, section in metrics.items() if name in available}
 

@@ -42,10 +42,8 @@ def reasoning_gym(
 
     Raises LmgymError for an example of another task. Needs the extra lmgym[reasoning].
 
-    Example:
-        >>> reasoning_gym(["<answer>73</answer>"], load_task("reasoning_gym", "test", dataset="chain_sum", limit=1))
-        [1.0]
-    """
+    Example: reasoning_gym(["<answer>73</answer>"], load_task("reasoning_gym", "test", dataset="chain_sum", limit=1))
+    -> [1.0]"""
     for example in examples:
         if "entry" not in example.meta or "dataset" not in example.meta:
             raise LmgymError(f"reward 'reasoning_gym' is for the task of that name, and '{example.id}' is not of it")

@@ -18,10 +18,8 @@ def without_thinking(text: str, opened: bool = False) -> str:
     whole. `opened` is for chat templates that write the <think> themselves: then a text without a tag is one unfinished
     thought, so the result is "".
 
-    Example:
-        >>> without_thinking("<think>3? 4?</think>4"), without_thinking("<think>3? 4?"), without_thinking("4")
-        ('4', '', '4')
-    """
+    Example: without_thinking("<think>3? 4?</think>4"), without_thinking("<think>3? 4?"), without_thinking("4")
+    -> ('4', '', '4')"""
     tags = list(TAG.finditer(text))
     if not tags:
         return "" if opened else text
@@ -55,10 +53,8 @@ def as_sequence(episode: Episode, tokenizer: Any, special: bool, changed: bool =
     all that stands behind it (`special`: also with them). Without a tokenizer the texts are those of the data; where
     the answer's text was `changed` for the reward, that stands behind the prompt.
 
-    Example:
-        >>> [message["content"] for message in as_sequence(episode, tokenizer, special=True).messages]
-        ['<|im_start|>user\\n2+2=<|im_end|>\\n<|im_start|>assistant\\n', '4<|im_end|>']
-    """
+    Example: [message["content"] for message in as_sequence(episode, tokenizer, special=True).messages]
+    -> ['<|im_start|>user\\n2+2=<|im_end|>\\n<|im_start|>assistant\\n', '4<|im_end|>']"""
     if not episode.turns:
         return episode
     first, *later = episode.turns

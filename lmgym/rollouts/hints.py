@@ -19,10 +19,8 @@ def hinted_prompt(hint: str, example: Example) -> Prompt:
 
     Raises LmgymError for a name that the example does not have.
 
-    Example:
-        >>> hinted_prompt("It is {reference}. {prompt}", Example("a/0", "2+2=", references=("4",)))
-        'It is 4. 2+2='
-    """
+    Example: hinted_prompt("It is {reference}. {prompt}", Example("a/0", "2+2=", references=("4",)))
+    -> 'It is 4. 2+2='"""
     if isinstance(example.prompt, str):
         filled, given = _filled(hint, example, example.prompt), example.prompt
         return BarePrompt(filled, getattr(filled, "spans", ()), given.form) if isinstance(given, BarePrompt) else filled

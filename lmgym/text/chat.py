@@ -130,10 +130,7 @@ def written_already(before: str, answer: str) -> int:
     """How many characters of an answer the text before it ends with: a mark such as <think>, all that follows it there,
     and the white space behind it.
 
-    Example:
-        >>> written_already("<|im_start|>assistant\n<think>\n", "<think>\n2+2 is 4.</think>4")
-        8
-    """
+    Example: written_already("<|im_start|>assistant\n<think>\n", "<think>\n2+2 is 4.</think>4") -> 8"""
     for mark in re.finditer(r"[<\[]", before):
         start = before[mark.start() :]
         if answer.startswith(start.rstrip()):

@@ -43,10 +43,8 @@ def text_ids(tokenizer: Any, text: str, continued: bool = False, target: bool = 
     `continued`: the text goes on behind other tokens, so a tokenizer that puts a space before a text must not.
     `target`: it is an answer of an encoder-decoder, for which some tokenizers have other rules.
 
-    Example: with a tokenizer of bytes "<eos>" becomes five tokens
-        >>> text_ids(builtin_tokenizer("builtin:bytes"), "<eos>")
-        [63, 104, 114, 118, 65]
-    """
+    Example: with a tokenizer of bytes "<eos>" becomes five tokens:
+    text_ids(builtin_tokenizer("builtin:bytes"), "<eos>") -> [63, 104, 114, 118, 65]"""
     control = control_tokens(tokenizer)
 
     def pieces(text: str, later: bool) -> list[int]:
@@ -88,10 +86,7 @@ def split_text(tokenizer: Any, text: str, control: ControlTokens | None = None) 
     (of a text that spells none the text itself). What the recipe wrote (types.RecipeText) is always at even places.
     `control`: those of this tokenizer, if they are at hand.
 
-    Example:
-        >>> split_text(builtin_tokenizer("builtin:bytes"), "a<eos>b")
-        ['a', '<eos>', 'b']
-    """
+    Example: split_text(builtin_tokenizer("builtin:bytes"), "a<eos>b") -> ['a', '<eos>', 'b']"""
     control = control or control_tokens(tokenizer)
     written = getattr(text, "spans", ())
     text = str(text)

@@ -22,10 +22,7 @@ def from_reasoning_gym(function: Callable[..., Any], name: str = "") -> EpisodeR
 
     Source: reasoning-gym 0.1.25, ProceduralDataset.score_answer.
 
-    Example:
-        >>> from_reasoning_gym(lambda answer, entry: float(answer == entry["answer"]))(episodes)
-        [1.0, 0.0]
-    """
+    Example: from_reasoning_gym(lambda answer, entry: float(answer == entry["answer"]))(episodes) -> [1.0, 0.0]"""
     foreign = Foreign(function, name or getattr(function, "__name__", "reward"), "reasoning-gym", ("answer", "entry"))
     home = type(getattr(function, "__self__", None)).__module__
     if home.split(".")[0] == "reasoning_gym":

@@ -103,10 +103,8 @@ def summac_conv(
 
     Raises LmgymError if the head is missing or wrong, and as `summac_zero_shot` does.
 
-    Example:
-        >>> summac_conv([text], [example], model="tals/albert-xlarge-vitaminc-mnli", head="summac.safetensors")
-        [0.54]
-    """
+    Example: summac_conv([text], [example], model="tals/albert-xlarge-vitaminc-mnli", head="summac.safetensors")
+    -> [0.54]"""
     weights = _head(head)
     labels = _labels(scorer, entailment_label, None, False)
     pairs = _pairs(scorer, texts, _documents(scorer.reward, examples, document), labels, max_sentences)

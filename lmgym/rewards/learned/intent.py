@@ -44,10 +44,8 @@ def intent_accuracy(
     Raises LmgymError for an example without an intent, for one without references if auto_coeff is not 0, for a
     classifier that does not know the intents, and as `learned_reward` does.
 
-    Example:
-        >>> intent_accuracy(["Shall we?"], [example], model="models/intent", auto_coeff=0)     # a question was wanted
-        [1.0]
-    """
+    Example: intent_accuracy(["Shall we?"], [example], model="models/intent", auto_coeff=0)  # a question was wanted
+    -> [1.0]"""
     right = [_label(scorer, intent) for intent in _intents(examples)]
     inputs = [_before(example, context, end_of_utterance) + text for text, example in zip(texts, examples, strict=True)]
     predicted = [row.index(max(row)) for row in batched_forward.logits(scorer, text_rows(scorer, inputs))]

@@ -63,10 +63,8 @@ def judge_score(
     (often 10: write `highest: 9`), and a text that is too long; with `correct_is_one` for an example without
     references.
 
-    Example: a judge that gives 6 and 10 the same probability
-        >>> judge_score(episodes, model="meta-llama/Llama-3.1-8B-Instruct")
-        [0.8]
-    """
+    Example: a judge that gives 6 and 10 the same probability:
+    judge_score(episodes, model="meta-llama/Llama-3.1-8B-Instruct") -> [0.8]"""
     check_template("judge_score", template)
     if highest < 2:
         raise LmgymError(f"key 'rewards.judge_score.highest' must be at least 2, not {highest}")

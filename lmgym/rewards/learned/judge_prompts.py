@@ -64,10 +64,8 @@ def actions(episode: Episode) -> list[tuple[str, str]]:
 
     Raises LmgymError for an episode of several messages: the texts between them are not in the episode's turns.
 
-    Example: an episode of the environment `stepwise`
-        >>> actions(episode)
-        [('', '48/2=24\\n'), ('48/2=24\\n', '#### 24')]
-    """
+    Example: an episode of the environment `stepwise`: actions(episode)
+    -> [('', '48/2=24\\n'), ('48/2=24\\n', '#### 24')]"""
     pairs, before, line = list[tuple[str, str]](), "", ""
     for index, turn in enumerate(episode.turns):
         last = index == len(episode.turns) - 1

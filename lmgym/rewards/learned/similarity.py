@@ -43,10 +43,8 @@ def bert_score(
 
     Raises LmgymError for an example without references, and as `learned_reward` does.
 
-    Example:
-        >>> bert_score(["a cat"], [Example("a/0", "?", references=("a cat",))], model="distilbert-base-uncased")
-        [1.0]
-    """
+    Example: bert_score(["a cat"], [Example("a/0", "?", references=("a cat",))], model="distilbert-base-uncased")
+    -> [1.0]"""
     layers = scorer.model.config.get_text_config().num_hidden_layers
     if layer is not None and not 0 <= layer <= layers:
         raise LmgymError(f"key 'rewards.bert_score.layer': {scorer.name} has hidden states 0 to {layers}, not {layer}")

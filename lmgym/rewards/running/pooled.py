@@ -106,10 +106,7 @@ def packed(value: Any) -> Any:
     """A value of plain Python as JSON that keeps its types: containers become lists that begin with their kind. Raises
     TypeError, with the name of its type, for anything else.
 
-    Example:
-        >>> packed({"cells": (1, 2.5), 3: None})
-        ['dict', ['cells', ['tuple', 1, 2.5]], [3, None]]
-    """
+    Example: packed({"cells": (1, 2.5), 3: None}) -> ['dict', ['cells', ['tuple', 1, 2.5]], [3, None]]"""
     kind = type(value)
     if kind in (list, tuple):  # most of what is sent are lists of ids and log-probabilities
         return [kind.__name__, *(item if type(item) in (int, float, str) else packed(item) for item in value)]

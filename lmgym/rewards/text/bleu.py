@@ -36,10 +36,8 @@ def sacre_bleu(
 
     Raises LmgymError for an example without references.
 
-    Example:
-        >>> sacre_bleu(["The cat sat on the mat."], [Example("a/0", "?", references=("The cat sat on the mat.",))])
-        [1.0]
-    """
+    Example: sacre_bleu(["The cat sat on the mat."], [Example("a/0", "?", references=("The cat sat on the mat.",))])
+    -> [1.0]"""
     counts = _counts("sacre_bleu", texts, examples, tokenize, lowercase)
     return _values("sacre_bleu", counts, smooth_method, effective_order)
 
@@ -67,10 +65,8 @@ def bleu(texts: list[str], examples: list[Example]) -> SufficientStatistics:
     with two exceptions: with several references the brevity penalty uses the nearest in length (there the shortest),
     and an empty text gets 0 (there it becomes the text "n/a"). Extra `metrics`.
 
-    Example:
-        >>> bleu(["the cat sat on the mat ."], [Example("a/0", "?", references=("the cat sat on the rug .",))])
-        [0.6434588841607617]
-    """
+    Example: bleu(["the cat sat on the mat ."], [Example("a/0", "?", references=("the cat sat on the rug .",))])
+    -> [0.6434588841607617]"""
     return _sums("bleu", _counts("bleu", texts, examples, "none"), "none")
 
 
@@ -85,10 +81,8 @@ def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = Fal
     sacrebleu, at tens to hundreds of texts per second. Sources: Snover et al. 2006; RL4LMs' reward `ter` (its metric of
     this name is the rate itself, which is 1 - this value). Extra `metrics`.
 
-    Example: one of three words is wrong
-        >>> ter(["a b x"], [Example("a/0", "?", references=("a b c",))])
-        [0.6666666666666667]
-    """
+    Example: one of three words is wrong: ter(["a b x"], [Example("a/0", "?", references=("a b c",))])
+    -> [0.6666666666666667]"""
 
     def value(sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
         edits, words = sums[:, 0], sums[:, 1]

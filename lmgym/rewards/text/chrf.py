@@ -31,10 +31,8 @@ def chrf(
 
     Raises LmgymError for an example without references.
 
-    Example:
-        >>> chrf(["abc"], [Example("a/0", "?", references=("abd",))])       # P = R = (2/3 + 1/2 + 0) / 3
-        [0.38888888888888884]
-    """
+    Example: chrf(["abc"], [Example("a/0", "?", references=("abd",))])  # P = R = (2/3 + 1/2 + 0) / 3
+    -> [0.38888888888888884]"""
     return _sums("chrf", texts, examples, char_order=char_order, word_order=word_order, beta=beta, lowercase=lowercase)
 
 
@@ -45,10 +43,8 @@ def chrf_plus_plus(
 ) -> SufficientStatistics:
     """chrF++: chrF that also counts words and word pairs. Source: Popovic 2017.
 
-    Example:
-        >>> chrf_plus_plus(["abc"], [Example("a/0", "?", references=("abd",))])     # (2/3 + 1/2 + 0 + 0) / 4
-        [0.29166666666666663]
-    """
+    Example: chrf_plus_plus(["abc"], [Example("a/0", "?", references=("abd",))])  # (2/3 + 1/2 + 0 + 0) / 4
+    -> [0.29166666666666663]"""
     return _sums("chrf_plus_plus", texts, examples, char_order=6, word_order=2, beta=beta, lowercase=lowercase)
 
 

@@ -130,10 +130,8 @@ def msttr(
     `msttr.corpus`, joins all texts before it cuts them, and is NaN if there is no full segment. Sources: Johnson 1944;
     RL4LMs' diversity metrics (GEM).
 
-    Example:
-        >>> msttr(["a b a c d d d e f", "a a b"], examples, window=4)     # (3/4 + 2/4) / 2, 2/3
-        [0.625, 0.6666666666666666]
-    """
+    Example: msttr(["a b a c d d d e f", "a a b"], examples, window=4)  # (3/4 + 2/4) / 2, 2/3
+    -> [0.625, 0.6666666666666666]"""
     _check_window(window)
     values = []
     for text in texts:

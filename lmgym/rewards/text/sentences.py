@@ -11,10 +11,8 @@ def sentences(text: str) -> list[str]:
     """The sentences of a text. A sentence ends at . ! or ? before a capital letter or a digit (not after "Dr." and
     initials), and at a line end.
 
-    Example:
-        >>> sentences('He met Dr. Lee. "Why?" she asked.\\nThen 3 came.')
-        ['He met Dr. Lee.', '"Why?" she asked.', 'Then 3 came.']
-    """
+    Example: sentences('He met Dr. Lee. "Why?" she asked.\\nThen 3 came.')
+    -> ['He met Dr. Lee.', '"Why?" she asked.', 'Then 3 came.']"""
     split, begin = [], 0
     for boundary in BOUNDARY.finditer(text):
         closing = boundary[0].rstrip()  # quotes and brackets at the end of the sentence
