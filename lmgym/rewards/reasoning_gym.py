@@ -12,8 +12,8 @@ from typing import Any
 from lmgym.core.errors import LmgymError, warn
 from lmgym.core.registry import register
 from lmgym.processes.pool import Failure, shared
+from lmgym.rewards.foreign.reasoning_gym import TAGGED, restored
 from lmgym.rewards.maths.final_answer import extract_answer
-from lmgym.rewards.reasoning_gym_entries import TAGGED, restored
 from lmgym.types import Example
 
 MEMORY = 4.0  # GiB that a worker may take
