@@ -50,7 +50,7 @@ def normalise(
         >>> normalise(episodes, rewards, stage.moments)
     """
     for reward in (reward for reward in rewards if reward.normalise):
-        shown = [one for one in episodes if one.turns and not one.error and reward.applies(one.example)]
+        shown = [e for e in episodes if e.turns and not e.error and reward.applies(e.example)]
         known = moments.setdefault(reward.name, Moments())
         if learn:
             known.add([episode.reward_components[reward.name] for episode in shown])

@@ -7,6 +7,7 @@ difference; algorithms that use tokens (PPO, A2C, TRPO, NLPO) do."""
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from lmgym.core.errors import LmgymError
@@ -41,7 +42,17 @@ def rewards_by_token(
             f"reward '{reward.name}' pays token by token, for which it needs the tokenizer: "
             "apply_rewards(episodes, rewards, tokenizer=...)"
         )
-    return (_shaped if reward.shaping else _by_token)(reward, episodes, tokenizer, timeout)
+    if not reward.shaping:
+        return _by_token(reward, episodes, tokenizer, timeout)
+    # Score all prefixes of all episodes in one call, then hand the values back to their episodes.
+    prefixes = [token_prefixes(episode, tokenizer) for episode in episodes]
+    values = iter(call_reward(reward, [prefix for several in prefixes for prefix in several], timeout, tokenizer))
+    results = []
+    for episode, several in zip(episodes, prefixes, strict=True):
+        scores = [next(values) for _ in several]
+        changes = [after - before for before, after in pairwise([0.0, *scores])]
+        results.append((scores[-1], changes[: len(episode.turns[-1].action_ids)]))  # a turn may have no action
+    return results
 
 
 def token_prefixes(episode: Episode, tokenizer: Any) -> list[Episode]:
@@ -53,20 +64,6 @@ def token_prefixes(episode: Episode, tokenizer: Any) -> list[Episode]:
         for ids in (last.action_ids[:count] for count in range(1, len(last.action_ids)))
     ]
     return [*(replace(episode, turns=[*before, turn]) for turn in shortened), episode]
-
-
-def _shaped(
-    reward: Reward, episodes: Sequence[Episode], tokenizer: Any, timeout: float | None
-) -> list[tuple[float, list[float]]]:
-    # Score all prefixes of all episodes in one call, then hand the values back to their episodes.
-    prefixes = [token_prefixes(episode, tokenizer) for episode in episodes]
-    values = iter(call_reward(reward, [prefix for own in prefixes for prefix in own], timeout, tokenizer))
-    results = []
-    for episode, own in zip(episodes, prefixes, strict=True):
-        scores = [next(values) for _ in own]
-        changes = [after - before for before, after in zip([0.0, *scores], scores, strict=False)]
-        results.append((scores[-1], changes[: len(episode.turns[-1].action_ids)]))  # a turn may have no action
-    return results
 
 
 def _by_token(

@@ -15,23 +15,15 @@ def rewards_by_turn(
     ended after this turn. A turn whose action continues in the next one (`Turn.unfinished`) gets 0.
 
     The reward of the episode is their sum. It costs one call of the reward per turn. Raises as `call_reward` does."""
-    prefixes = [turn_prefixes(episode) for episode in episodes]
-    values = iter(call_reward(reward, [prefix for own in prefixes for _, prefix in own], timeout, tokenizer))
-    results = []
-    for episode, own in zip(episodes, prefixes, strict=True):
-        earned = [0.0] * len(episode.turns)
-        for index, _ in own:
-            earned[index] = next(values)
-        results.append(earned)
-    return results
-
-
-def turn_prefixes(episode: Episode) -> list[tuple[int, Episode]]:
-    """For each action: the index of its last turn, and the episode as if it ended there. The last item is the episode
-    itself."""
-    last = len(episode.turns) - 1
+    # Score the episodes as if they ended with each action, in one call.
+    ends = [[n for n, turn in enumerate(e.turns) if turn is e.turns[-1] or not turn.unfinished] for e in episodes]
+    prefixes = [
+        replace(episode, turns=episode.turns[: end + 1])
+        for episode, own in zip(episodes, ends, strict=True)
+        for end in own
+    ]
+    values = iter(call_reward(reward, prefixes, timeout, tokenizer))
     return [
-        (index, episode if index == last else replace(episode, turns=episode.turns[: index + 1]))
-        for index, turn in enumerate(episode.turns)
-        if index == last or not turn.unfinished
+        [next(values) if index in own else 0.0 for index in range(len(episode.turns))]
+        for episode, own in zip(episodes, ends, strict=True)
     ]

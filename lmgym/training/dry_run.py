@@ -25,8 +25,8 @@ from lmgym.models.policy import Policy
 from lmgym.rewards.base import Reward
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import why_never_paid
+from lmgym.rollouts.play import Draw
 from lmgym.rollouts.rollout import groups_of
-from lmgym.rollouts.sources import Draw
 from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, start_ids, template_notes
 from lmgym.text.template import NO_TOOLS

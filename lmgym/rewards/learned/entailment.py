@@ -70,10 +70,10 @@ def summac_zero_shot(
     documents = _documents(scorer.reward, examples, document)
     pairs = _pairs(scorer, texts, documents, labels, max_sentences)
     values = []
-    for own in pairs:
-        scores = [POOLS[over_document](row) for row in own.entailment]
+    for of_text in pairs:
+        scores = [POOLS[over_document](row) for row in of_text.entailment]
         if contradiction:
-            against = [POOLS[over_document](row) for row in own.contradiction]
+            against = [POOLS[over_document](row) for row in of_text.contradiction]
             scores = [support - doubt for support, doubt in zip(scores, against, strict=True)]
         values.append(float(POOLS[over_summary](scores)) if scores else 0.0)
     return values

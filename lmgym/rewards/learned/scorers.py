@@ -75,7 +75,7 @@ def loads_early(
 
     def decorate(function: Callable[..., Values]) -> Callable[..., Values]:
         kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
-        nothing = [[] for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        nothing: list[list[Any]] = [[] for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
         def early(examples: Sequence[Example], **arguments: Any) -> None:
             check(examples, **arguments)
