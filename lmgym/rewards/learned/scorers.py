@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -107,10 +107,9 @@ def by_model(
     """
 
     def decorate(function: Callable[..., Values]) -> Callable[..., Values]:
-        @wraps(function)
         def reward(
-            *texts: Any, model: str, revision: str | None = None, device: Device = "auto", compute: Compute = "float32",
-            tokens_per_forward: int = budget, truncation: Truncation = "refuse", **arguments: Any,
+            *texts: Any, model: str, truncation: Truncation = "refuse", revision: str | None = None,
+            device: Device = "auto", compute: Compute = "float32", tokens_per_forward: int = budget, **arguments: Any,
         ) -> Values:  # fmt: skip
             name = function.__name__
             if truncation != "refuse" and not cuts:
@@ -121,11 +120,12 @@ def by_model(
 
         # What a recipe may write: the function's own arguments, and these.
         named = inspect.Parameter.KEYWORD_ONLY
-        added = [p for p in inspect.signature(reward, follow_wrapped=False).parameters.values() if p.kind is named]
-        added = [p for p in added if cuts or p.name != "truncation"]
+        first, *others = [p for p in inspect.signature(reward).parameters.values() if p.kind is named]
         own = list(inspect.signature(function).parameters.values())
-        texts = [p for p in own if p.kind is not named]
-        signature = inspect.Signature([*texts[:-1], *added, *own[len(texts) :]])
+        texts, keywords = [p for p in own if p.kind is not named], [p for p in own if p.kind is named]
+        added = [p for p in others if cuts or p.name != "truncation"]
+        update_wrapper(reward, function)
+        signature = inspect.Signature([*texts[:-1], first, *keywords, *added])
         reward.__signature__ = signature  # type: ignore[attr-defined]
         reward.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
         return loads_early(check)(reward)
