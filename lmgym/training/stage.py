@@ -28,7 +28,7 @@ from lmgym.models.sharding import shard_policy
 from lmgym.rewards.base import Reward, build_rewards
 from lmgym.rewards.normalisation import Moments, moments_to_json
 from lmgym.rewards.running import pooled
-from lmgym.rollouts.rollout import Actor
+from lmgym.rollouts.players import Actor
 from lmgym.rollouts.sources import Draw, Source, answered_and_given
 from lmgym.tasks.curriculum import Curriculum
 from lmgym.tasks.stream import Stream
