@@ -43,7 +43,7 @@ class Actor:
 
     Example: Actor(engine, tokenizer)"""
 
-    engine: Engine
+    engine: Engine[Any]
     tokenizer: Any
     template: Mapping[str, Any] = field(default_factory=dict)
     version: int = 0

@@ -173,7 +173,7 @@ def groups_of(episodes: Sequence[Episode]) -> list[list[Episode]]:
 
 def _environments(envs: Envs | Callable[[], Env], actor: Actor) -> tuple[Envs, int | None]:
     """The environments behind one call, and how many may be alive at a time (None: all, if each has one turn)."""
-    together: Any = envs if hasattr(envs, "begin") else InProcess(envs)  # type: ignore[arg-type]
+    together: Any = envs if hasattr(envs, "begin") else InProcess(envs)
     return together, None if _asks_once(together) else actor.engine.rows
 
 

@@ -30,7 +30,7 @@ from lmgym.rewards.building import build_rewards
 from lmgym.rewards.normalisation import Moments, moments_to_json
 from lmgym.rewards.running import pooled
 from lmgym.rollouts.play import Draw
-from lmgym.rollouts.rollout import Actor
+from lmgym.rollouts.players import Actor
 from lmgym.rollouts.sources import Source, answered_and_given
 from lmgym.tasks.curriculum import Curriculum
 from lmgym.tasks.stream import Stream
