@@ -34,7 +34,7 @@ class Reward:
     With `strip_thinking` the function sees the text without the model's thoughts (see `without_thinking`).
     `post_process` then changes that text. `tasks` names the tasks of a mixture that the reward is for, `where` columns
     of the data with the values that they must have (empty: all); for other examples it is 0. With `shaping` each token
-    gets its own reward (see token_credit.py), with `each_turn` each turn does (see turn_credit.py). `normalise` makes
+    gets its own reward (see token_credit.py), with `each_turn` each turn does. `normalise` makes
     it relative to a running estimate in training (normalisation.py). With `correct_is_one` a text that announces the
     reference's final answer gets 1, and the function is not asked about it. `pooled` says how a worker process finds
     the function, if it runs in one; `unlimited` is the reason why its limit of time cannot be enforced.

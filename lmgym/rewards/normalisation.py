@@ -1,9 +1,8 @@
 """The reward option `normalise`: values relative to a running estimate of their mean and deviation."""
 
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 
 from lmgym.rewards.base import Reward
 from lmgym.types import Episode
@@ -61,8 +60,3 @@ def normalise(
             episode.reward_components |= {reward.name: value, f"{reward.name}/raw": raw}
             episode.turns[-1].reward += reward.weight * (value - raw)
             episode.score = sum(turn.reward for turn in episode.turns)
-
-
-def moments_to_json(moments: Mapping[str, Moments]) -> dict[str, Any]:
-    """The estimates as a checkpoint keeps them."""
-    return {name: asdict(known) for name, known in moments.items()}

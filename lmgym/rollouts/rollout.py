@@ -19,8 +19,7 @@ from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import EnvFailure, Envs, InProcess
 from lmgym.inference.base import Sampling
 from lmgym.rewards.base import Reward, call_reward, check_size
-from lmgym.rewards.token_credit import rewards_by_token
-from lmgym.rewards.turn_credit import rewards_by_turn
+from lmgym.rewards.token_credit import rewards_by_token, rewards_by_turn
 from lmgym.rollouts.given_answers import given_turn, given_turns
 from lmgym.rollouts.players import Actor, EpisodeState, PlayerState, PromptCache, begin_episode
 from lmgym.text.chat import decode
@@ -123,8 +122,8 @@ def apply_rewards(
     episodes: Sequence[Episode], rewards: Sequence[Reward], timeout: float = 60.0, tokenizer: Any = None
 ) -> None:
     """Fill in `reward_components` and `score` of each episode: environment rewards plus weighted reward functions. A
-    reward is paid on the last token of the last turn, unless it pays each turn (rewards/turn_credit.py) or each token
-    (rewards/token_credit.py, which needs the `tokenizer`). `timeout` is the limit of one reward call in seconds."""
+    reward is paid on the last token of the last turn, unless it pays each turn or each token
+    (rewards/token_credit.py; that needs the `tokenizer`). `timeout` is the limit of one reward call in seconds."""
     played = [episode for episode in episodes if episode.turns]  # an environment may fail before its first turn
     for reward in rewards:
         for episode in episodes:
