@@ -56,21 +56,21 @@ def play_share(draw: Draw) -> dict[int, list[Episode]]:
     """The first half of `play`: this rank's scored episodes by the number of their environment. It asks no other rank,
     so it may run beside other work."""
     actor = draw.actor
-    own = actor.ranks.share_groups(enumerate(draw.prompts), group=lambda numbered: numbered[1][0])
-    played = collect_numbered(own, actor, draw.sampling, draw.key, draw.envs, background_scoring(draw.rewards))
-    apply_rewards([one for own in played.values() for one in own], draw.rewards, draw.timeout, actor.tokenizer)
+    share = actor.ranks.share_groups(enumerate(draw.prompts), group=lambda numbered: numbered[1][0])
+    played = collect_numbered(share, actor, draw.sampling, draw.key, draw.envs, background_scoring(draw.rewards))
+    apply_rewards([one for each in played.values() for one in each], draw.rewards, draw.timeout, actor.tokenizer)
     return played
 
 
 def exchanged(
-    ranks: Ranks, own: Mapping[int, Sequence[Episode]], prompts: Sequence[tuple[int, Example]]
+    ranks: Ranks, played: Mapping[int, Sequence[Episode]], prompts: Sequence[tuple[int, Example]]
 ) -> dict[int, list[Episode]]:
     """The episodes of all ranks by the number of their environment; `prompts` has the example of each number.
 
     Example: exchanged(ranks, {0: [episode]}, [(0, example), (1, other)])  # with another rank's {1: [episode]}"""
+    every = {number: list(episodes) for number, episodes in played.items()}
     if ranks.size == 1:
-        return {number: list(episodes) for number, episodes in own.items()}
-    every = {number: list(episodes) for number, episodes in own.items()}
+        return every
     sent = {n: [replace(one, example=NO_EXAMPLE).to_json(seconds=True) for one in each] for n, each in every.items()}
     for rank, part in enumerate(ranks.gather(json.dumps(sent).encode())):
         if rank != ranks.rank:  # what travels comes back bit for bit, so its own need not be read again

@@ -94,10 +94,10 @@ def judge_messages(system: str, template: str, item: Item, answer: str, question
     Example: judge_messages("", "{answer}? {question}", item, "4", "Even?") -> [{'role': 'user', 'content': '4? Even?'}]
     """
     fields = {"prompt": plain_text(item.example.prompt), "before": item.before, "answer": answer, "question": question}
-    if "{reference}" in template and not item.example.references:
-        raise LmgymError(f"the template of a judge has {{reference}}, and example '{item.example.id}' has none")
     if item.example.references:
         fields["reference"] = item.example.references[0]
+    elif "{reference}" in template:
+        raise LmgymError(f"the template of a judge has {{reference}}, and example '{item.example.id}' has none")
     content = FIELD.sub(lambda match: fields.get(match[1], match[0]), template)
     system_message: list[Message] = [{"role": "system", "content": system}] if system else []
     return [*system_message, {"role": "user", "content": content}]
