@@ -18,8 +18,8 @@ from lmgym.rewards.base import call_reward, check_examples, episodes
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.running import parallel
-from lmgym.rewards.streaming import background_scoring
 from lmgym.rewards.views import without_thinking
+from lmgym.rollouts.play import background_scoring
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import apply_rewards, collect
 from lmgym.training.setup import held_out_rewards
