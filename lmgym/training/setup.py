@@ -23,7 +23,8 @@ from lmgym.models.device import prepare_process
 from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
-from lmgym.rewards.base import Reward, available_metrics, build_rewards, check_examples
+from lmgym.rewards.base import Reward, check_examples
+from lmgym.rewards.building import available_metrics, build_rewards
 from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.players import Actor
 from lmgym.tasks.base import load_task
