@@ -16,7 +16,7 @@ from lmgym.tasks.rows.formats import read_json
 from lmgym.tasks.rows.json_text import as_object
 from lmgym.tasks.rows.load import load_rows
 from lmgym.tasks.rows.unpacked import lines_of
-from lmgym.tasks.sources import disjoint
+from lmgym.tasks.sources import check_sizes, disjoint
 from lmgym.types import Example
 
 INTENTS = {"inform": 1, "question": 2, "directive": 3, "commissive": 4}
@@ -70,8 +70,7 @@ def daily_dialog(
         'Hey man , you wanna buy some weed ? <EOU>'
     """
     check_split("daily_dialog", split)
-    if context_size < 1:
-        raise LmgymError(f"task.context_size must be at least 1, not {context_size}")
+    check_sizes(context_size=context_size)
 
     def examples_of(part: str) -> Iterator[Example]:
         number = 0
@@ -102,8 +101,7 @@ def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bo
         >>> load_task("crd3", "test", path="CRD3-master", max_context_size=10)
     """
     check_split("crd3", split)
-    if max_context_size < 1:
-        raise LmgymError(f"task.max_context_size must be at least 1, not {max_context_size}")
+    check_sizes(max_context_size=max_context_size)
     folder = Path(path).expanduser()
     folder = folder / "data" if (folder / "data").is_dir() else folder
 
@@ -148,11 +146,8 @@ def _turns(file: Path) -> Iterator[tuple[str, str]]:
 
 def _labels(dialogue: _Dialogue, index: int) -> dict[str, Any]:
     """Intent and emotion of an utterance, as far as the data has them."""
-    meta = {}
-    for name, codes in (("intent", dialogue.intents), ("emotion", dialogue.emotions)):
-        if codes is not None:
-            meta[name] = codes[index]
-    return meta
+    known = {"intent": dialogue.intents, "emotion": dialogue.emotions}
+    return {name: codes[index] for name, codes in known.items() if codes is not None}
 
 
 def _dialogues(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue]:

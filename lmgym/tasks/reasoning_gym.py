@@ -11,6 +11,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.core.validation import check_arguments
 from lmgym.tasks.base import SPLITS, check_split
+from lmgym.tasks.sources import check_sizes
 from lmgym.types import Example
 
 APART = 2**30  # distance between the seeds of two splits; item i of a dataset depends on its seed + i
@@ -46,10 +47,8 @@ def reasoning_gym(
         'State the final answer to the following arithmetic problem: 16 + 57 ='
     """
     check_split("reasoning_gym", split)
+    check_sizes(size=size, validation_size=validation_size, test_size=test_size)
     sizes = {"test": test_size, "validation": validation_size, "train": size}
-    for part, count in sizes.items():
-        if count < 1:
-            raise LmgymError(f"task.{'size' if part == 'train' else part + '_size'} must be at least 1, not {count}")
     settings = json.dumps(_checked(dataset, config or {}), sort_keys=True)
     # Generate the splits in this order; each excludes the questions of those before it.
     seen: set[str] = set()

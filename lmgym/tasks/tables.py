@@ -10,7 +10,7 @@ from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
 from lmgym.tasks.rows.cells import column
 from lmgym.tasks.rows.load import load_rows
-from lmgym.tasks.sources import disjoint, texts_of
+from lmgym.tasks.sources import check_sizes, disjoint, texts_of
 from lmgym.types import Example
 
 Cell = Mapping[str, Any]  # {"value", "is_header", "column_span", "row_span"}
@@ -49,8 +49,7 @@ def totto(
     check_split("totto", split)
     if representation not in ("subtable", "fulltable"):
         raise LmgymError(f"task.representation must be 'subtable' or 'fulltable', not {representation!r}")
-    if max_size is not None and max_size < 1:
-        raise LmgymError(f"task.max_size must be at least 1, not {max_size}")
+    check_sizes(max_size=max_size)
 
     def examples_of(part: str) -> Iterator[Example]:
         rows = islice(load_rows("totto", part, path, hub_id), max_size if part == split else None)
@@ -171,6 +170,5 @@ def _is_cell(cell: Any) -> bool:
 
 
 def _is_position(cell: Any, table: Table) -> bool:
-    if not isinstance(cell, list) or len(cell) != 2 or not all(isinstance(number, int) for number in cell):
-        return False
-    return 0 <= cell[0] < len(table) and 0 <= cell[1] < len(table[cell[0]])
+    numbers = isinstance(cell, list) and len(cell) == 2 and all(isinstance(number, int) for number in cell)
+    return numbers and 0 <= cell[0] < len(table) and 0 <= cell[1] < len(table[cell[0]])

@@ -1,12 +1,12 @@
 """`topics`: open writing prompts without a right answer (as in github.com/JeevanBhoot/nanoRL, in our own words)."""
 
 from collections.abc import Mapping
-from string import Formatter
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register, suggest
+from lmgym.core.registry import register
 from lmgym.tasks.base import check_split, prompt_writer
+from lmgym.tasks.rows.cells import check_fields, fields_of
 from lmgym.types import Example
 
 TEMPLATE = "Write about 100 words: {topic}\n\n"
@@ -103,12 +103,7 @@ def topics(split: str, template: str = TEMPLATE, opening: bool = False) -> list[
 
 
 def _check_template(template: str) -> None:
-    try:
-        named = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise LmgymError(f"task.template: {error} in {template!r}; write {{{{ for a brace of the text") from error
+    named = [name for name, _, _ in fields_of(template, "task.template")]
     if not named:
         raise LmgymError("task.template must hold {topic} or {opening}, or all prompts would be the same")
-    for name in named:
-        if name not in FIELDS:
-            raise LmgymError(f"task.template: unknown field '{{{name}}}'; {suggest(name, FIELDS)}")
+    check_fields(named, FIELDS)
