@@ -238,7 +238,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "tool": {
         "python": ("envs.tools.sandbox.runner", "runs Python code in a process of its own, within limits", "Linux"),
-        "calculator": ("envs.tools.schema", "computes an arithmetic expression exactly"),
+        "calculator": ("envs.tools.calculator", "computes an arithmetic expression exactly"),
     },
     "agent": {
         "plain": ("envs.agent:Plain", "numbers in, an action's number out; plays any gymnasium environment"),
