@@ -16,7 +16,7 @@ from lmgym.types import Example
 
 APART = 2**30  # distance between the seeds of two splits; item i of a dataset depends on its seed + i
 PATIENCE = 20  # stop after so many times the requested number of items: there are no more different ones
-OWN = ("seed", "size")  # keys of a dataset's configuration that lmgym sets
+OWN = {"seed": "task.data_seed", "size": "task.size"}  # keys of a data set's configuration, and what sets them
 
 
 @register("task", "reasoning_gym")
@@ -65,9 +65,8 @@ def _checked(dataset: str, config: Mapping[str, Any]) -> dict[str, Any]:
     known = _library().factory.DATASETS
     if dataset not in known:
         raise LmgymError(f"task.dataset: reasoning-gym has no data set '{dataset}'; {suggest(dataset, known)}")
-    for name in OWN:
+    for name, ours in OWN.items():
         if name in config:
-            ours = {"seed": "task.data_seed", "size": "task.size"}[name]
             raise LmgymError(f"key 'task.config.{name}' is set by lmgym; write {ours}")
     made = known[dataset][1]
     valid = [f.name for f in dataclasses.fields(made) if f.init and f.name not in OWN]

@@ -32,15 +32,16 @@ def check_sizes(**sizes: int | None) -> None:
             raise LmgymError(f"task.{name} must be at least 1, not {value}")
 
 
-def disjoint(split: str, examples_of: Callable[[str], Iterable[Example]]) -> list[Example]:
+def disjoint(task: str, split: str, examples_of: Callable[[str], Iterable[Example]]) -> list[Example]:
     """The examples of a split, without prompts of later splits: prompts of test are removed from validation, and those
     of both from train. `examples_of` makes the examples of one split; it raises MissingSplit if there is no such split.
 
     Example:
-        >>> disjoint("train", {"train": [Example("a", "1?"), Example("b", "2?")], "validation": [], "test":
+        >>> disjoint("riddles", "train", {"train": [Example("a", "1?"), Example("b", "2?")], "validation": [], "test":
         ...     [Example("c", "2?")]}.__getitem__)
         [Example(id='a', prompt='1?', references=(), meta={})]
     """
+    check_split(task, split)
     examples = list(examples_of(split))
     held_out: set[str] = set()
     for other in SPLITS[SPLITS.index(split) + 1 :]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.core.registry import register
-from lmgym.tasks.base import check_split, prompt_writer
+from lmgym.tasks.base import prompt_writer
 from lmgym.tasks.rows.cells import text_of
 from lmgym.tasks.rows.load import load_rows
 from lmgym.tasks.sources import check_sizes, disjoint
@@ -90,7 +90,6 @@ def _summaries(
     max_size: int | None,
 ) -> list[Example]:
     task, path, hub_id, config = source
-    check_split(task, split)
     check_sizes(truncate_article=truncate_article, max_size=max_size)
 
     def examples_of(part: str) -> Iterator[Example]:
@@ -101,4 +100,4 @@ def _summaries(
             prompt = text if truncate_article is None else first_words(text, truncate_article)
             yield Example(f"{task}/{part}/{index}", prompt, (text_of(row, summary),), meta)
 
-    return disjoint(split, examples_of)
+    return disjoint(task, split, examples_of)

@@ -31,11 +31,7 @@ OPENINGS = {
         "The twins were born on",
         "The new timetable takes effect on",
     ),
-    "validation": (
-        "The treaty was signed on",
-        "My library card expires on",
-        "The orchestra last played here on",
-    ),
+    "validation": ("The treaty was signed on", "My library card expires on", "The orchestra last played here on"),
     "test": (
         "The railway line was finished on",
         "The warranty of this radio ends on",

@@ -15,10 +15,7 @@ FIELDS = ("topic", "opening")
 # (topic, first sentence of a story about it in the simple words of a children's book)
 TOPICS: dict[str, list[tuple[str, str]]] = {
     "train": [
-        (
-            "a lighthouse keeper's last night",
-            "Once upon a time, an old man lived in a tall house by the sea.",
-        ),
+        ("a lighthouse keeper's last night", "Once upon a time, an old man lived in a tall house by the sea."),
         ("the smell of rain on a hot street", "One day, the sun was hot and then it started to rain."),
         ("why people keep old letters", "Grandma had a big box full of old letters."),
         ("a bakery before sunrise", "The baker woke up very early to make bread."),
@@ -94,9 +91,7 @@ def topics(split: str, template: str = TEMPLATE, opening: bool = False) -> list[
     _check_template(template)
     return [
         Example(
-            id=f"topics/{split}/{index}",
-            prompt=template.format(topic=topic, opening=sentence),
-            meta={"topic": topic},
+            id=f"topics/{split}/{index}", prompt=template.format(topic=topic, opening=sentence), meta={"topic": topic}
         )
         for index, (topic, sentence) in enumerate(TOPICS[split])
     ]

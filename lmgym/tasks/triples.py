@@ -6,7 +6,6 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.tasks.base import check_split
 from lmgym.tasks.rows.cells import check_fields, fields_of
 from lmgym.tasks.rows.formats import SUFFIXES
 from lmgym.tasks.rows.load import load_rows
@@ -73,7 +72,6 @@ def _verbalise(
     task: str, split: str, source: tuple[str | Path | None, str, str | None], template: str, separator: str
 ) -> list[Example]:
     """The examples of a split, for both tasks."""
-    check_split(task, split)
     named = [name for name, _, _ in fields_of(template, "task.template")]
     if not {*FIELDS} <= {*named}:
         raise LmgymError(f"task.template must hold {{head}}, {{relation}} and {{tail}}, got {template!r}")
@@ -93,7 +91,7 @@ def _verbalise(
                 meta["category"] = row["category"]
             yield Example(f"{task}/{part}/{index}", prompt, references, {"table": triples, **meta})
 
-    return disjoint(split, examples_of)
+    return disjoint(task, split, examples_of)
 
 
 def _triples(row: dict[str, Any], where: str, usual: str) -> list[Triple]:
