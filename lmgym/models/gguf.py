@@ -65,7 +65,7 @@ def _unpacked(model: str, file: Path) -> Path:
     above = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / CACHE
     try:
         with open_regular(file) as opened:
-            folder = above / hashlib.file_digest(opened, "sha256").hexdigest()
+            folder = above / hashlib.file_digest(opened, "sha256").hexdigest()  # type: ignore[arg-type]
     except OSError as error:
         raise LmgymError(f"policy.model: cannot read {file}: {error.strerror or error}") from error
     if (folder / CONFIG).is_file():
