@@ -87,6 +87,7 @@ def test_a_tutorial_says_how_long_it_took() -> None:
         assert said and int(said[1]) <= 15, page.name
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_readme_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In fourteen lines beside its imports: the share of even numbers rises."""
     text = (runs.ROOT / "README.md").read_text(encoding="utf-8")
