@@ -89,7 +89,7 @@ class PolicySection(Section):
     """Compute each layer again in backward: less memory, the time of one more forward pass, the same gradients."""
     path: Literal["auto", "fast", "plain"] = field(default="auto", metadata=RECORDED)
     """fast: packed rows and lmgym's own KV cache; plain: Hugging Face's padded pass; auto: fast, if a trial at load
-    shows that it agrees with the model's own pass (docs/models.md)."""
+    shows that it agrees with the model's own pass (docs/models_proof.md)."""
     attention: Literal["padded", "flex"] = field(default="padded", metadata=RECORDED)
     """Attention of packed rows, in scoring and training. padded: torch's usual kernel, with rows padded to the longest;
     flex: flex attention, which is made for GPUs and has not been measured on one yet."""
