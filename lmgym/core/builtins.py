@@ -110,12 +110,12 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "task": {
         "arithmetic": ("tasks.arithmetic", "generated word problems, difficulty as arguments"),
-        "gsm8k": ("tasks.gsm8k", "grade-school maths, Hub or local file", DATA),
+        "gsm8k": ("tasks.grade_school", "grade-school maths, Hub or local file", DATA),
         "math": ("tasks.math", "competition mathematics, Hub or local file", DATA),
-        "svamp": ("tasks.svamp", "one-step word problems, Hub or local file", DATA),
+        "svamp": ("tasks.grade_school", "one-step word problems, Hub or local file", DATA),
         "reasoning_gym": ("tasks.reasoning_gym", "generated puzzles, a hundred kinds by name", "lmgym[reasoning]"),
         "mixture": ("tasks.mixture", "several tasks as one, each with a weight"),
-        "episodes": ("tasks.episodes", "numbered episodes, for environments that need no data"),
+        "episodes": ("tasks.synthetic", "numbered episodes, for environments that need no data"),
         "topics": ("tasks.topics", "open writing prompts without right answers"),
         "data": ("tasks.data", "any rows as prompts: parquet, arrow, jsonl, json, csv, tsv or the Hub", "path="),
         "jsonl": ("tasks.data:data", "an older name of data", "path="),
@@ -240,7 +240,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "tool": {
         "python": ("envs.tools.sandbox.runner", "runs Python code in a process of its own, within limits", "Linux"),
-        "calculator": ("envs.tools.schema", "computes an arithmetic expression exactly"),
+        "calculator": ("envs.tools.calculator", "computes an arithmetic expression exactly"),
     },
     "agent": {
         "plain": ("envs.agent:Plain", "numbers in, an action's number out; plays any gymnasium environment"),

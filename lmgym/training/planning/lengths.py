@@ -76,7 +76,8 @@ def _too_long(
         answers = source.texts(example)
         longest = min(max((len(text.encode()) for text in answers), default=0), limit)
         prompt_bytes = around + len(plain_text(example.prompt).encode())
-        if min(prompt_bytes, most) + given + longest < context and prompt_bytes <= limit_of_prompt:
+        plain = isinstance(example.prompt, str) or all({*one} == {"role", "content"} for one in example.prompt)
+        if plain and min(prompt_bytes, most) + given + longest < context and prompt_bytes <= limit_of_prompt:
             continue
         length = len(read(tokenizer, example.prompt, template, cut))
         if length > limit_of_prompt:
