@@ -106,10 +106,7 @@ def read_answer(agent: Agent, text: str) -> tuple[Any, str]:
 def to_text(value: Any) -> str:
     """Numbers as text: `(17, 6, False)` is "17 6 0"; a dictionary has a line "key: value" for each key.
 
-    Example:
-        >>> to_text((17, 6, False)), to_text([0.12345, -1.0])
-        ('17 6 0', '0.123 -1')
-    """
+    Example: to_text((17, 6, False)), to_text([0.12345, -1.0]) -> ('17 6 0', '0.123 -1')"""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):

@@ -100,10 +100,7 @@ class Verifiers(Section):
 def follows(so_far: Sequence[Message], messages: Sequence[Message]) -> bool:
     """Whether `messages` are those so far and at least one more, which is not the assistant's.
 
-    Example:
-        >>> follows([{"role": "user", "content": "2+2="}], [{"role": "user", "content": "2+3="}])
-        False
-    """
+    Example: follows([{"role": "user", "content": "2+2="}], [{"role": "user", "content": "2+3="}]) -> False"""
     new = messages[len(so_far) :]
     same = list(messages[: len(so_far)]) == list(so_far)
     return same and bool(new) and all(message["role"] != "assistant" for message in new)
