@@ -158,6 +158,41 @@ def as_prompt(value: Any, name: str, where: str, continued: bool = False) -> Pro
     return messages
 
 
+def with_tools(prompt: Prompt, row: Mapping[str, Any], name: str | None, where: str) -> Prompt:
+    """A prompt with the tools of the row's column `name`, if it has one: a list of JSON schemas, also as JSON text, or
+    nothing. They stand beside the first message that is not the system's; a text becomes a message of the user, since
+    only a chat template can write tools. Raises LmgymError for a column that holds anything else.
+
+    Example: with_tools("2+2?", {"tools": [{"name": "add"}]}, "tools", "") ->
+        [{"role": "user", "content": "2+2?", "tools": [{"name": "add"}]}]"""
+    value = given = None if name is None else row.get(name)
+    if isinstance(given, str) and given:
+        try:
+            value = json.loads(given)
+        except (ValueError, RecursionError):
+            value = None
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        if not value:
+            return prompt
+        messages: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        place = next((n for n, one in enumerate(messages) if one["role"] != "system"), 0)
+        messages[place] = {**messages[place], "tools": [_without_nulls(one) for one in value]}
+        return messages
+    if not given or given == "null":
+        return prompt
+    raise LmgymError(
+        f"{where}: column '{name}' must hold a list of JSON schemas of tools, for the chat template, got "
+        f"{represent(given)}; task.tools names another column, and task.tools: null none"
+    )
+
+
+def _without_nulls(value: Any) -> Any:
+    """A schema without the nulls that parquet and arrow give to keys that other rows have."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(own) for key, own in value.items() if own is not None}
+    return [_without_nulls(own) for own in value] if isinstance(value, list) else value
+
+
 def messages_of(value: Any, name: str, where: str) -> list[Message]:
     """Chat messages as OpenAI's and ShareGPT's data sets write them ({"role", "content"} or {"from", "value"}), with
     contents that are texts or parts of text, or one message alone. Raises LmgymError for others."""
