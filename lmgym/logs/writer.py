@@ -4,8 +4,7 @@ request.
 A record is a flat dictionary with "kind" ("train", "evaluation", "resume" or "data"), "stage" and "step", both counted
 from 0. With them a resumed run can drop the records of steps that it repeats (rewind.py). The train record of step s
 describes the update of the policy from version s to s + 1; the evaluation record of step s describes the policy after s
-updates;
-a resume record says what was no longer the same when the run went on after s updates."""
+updates; a resume record says what was no longer the same when the run went on after s updates."""
 
 import errno
 import json

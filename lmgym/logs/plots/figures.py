@@ -118,6 +118,13 @@ def figure_of(out: Path, width: float, height: float, arranged: bool = True, dpi
         replace_file(out, lambda file: figure.savefig(file, format=kind, facecolor="white", **options), durable=False)
 
 
+def legend_above(axes: "Axes", columns: int) -> None:
+    """A legend above the axes, below the title: there it hides no data."""
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=1.5, borderaxespad=0.1, borderpad=0.2
+    )
+
+
 def limit_y(axes: "Axes", values: Sequence[np.ndarray], share: float) -> None:
     """Set the limits of y by these numbers, with a margin of this share of their range."""
     known = np.concatenate([own[np.isfinite(own)] for own in values])

@@ -18,6 +18,7 @@ from lmgym.logs.plots.figures import (
     figure_of,
     finite,
     floats,
+    legend_above,
     mean_and_interval,
     plot_text,
     points_with_intervals,
@@ -59,7 +60,8 @@ def training_plot(metrics_path: Path, out: Path, metric: str | None = None) -> P
                 panel.draw(run, axes)
                 axes.set_title(plot_text(panel.title), pad=22 if legends else 6)
                 axes.set_ylabel(panel.unit)
-                _legend(axes, panel.legend)
+                if panel.legend:
+                    legend_above(axes, columns=4)
                 _stages(run, axes, panel.stages, named=row is rows[0])
     return out
 
@@ -206,14 +208,6 @@ def _line(run: Records, axes: "Axes", values: np.ndarray, colour: str = BLUE, la
 def _other_policy(name: str) -> str:
     """What a divergence is measured from, in words: kl/old is from the policy that sampled."""
     return {"kl/old": "old policy"}.get(name, name.removeprefix("kl/"))
-
-
-def _legend(axes: "Axes", wanted: bool) -> None:
-    """Above the axes, below the title: there it hides no data."""
-    if wanted:
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1), ncols=4, handlelength=1.5, borderaxespad=0.1, borderpad=0.2
-        )
 
 
 def _stages(run: Records, axes: "Axes", stages: Sequence[int], named: bool) -> None:
