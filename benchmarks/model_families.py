@@ -1,6 +1,6 @@
-"""Every causal and encoder-decoder class of transformers against its own forward pass: the table of docs/model_families.md.
+"""Every causal and encoder-decoder class of transformers against its own forward pass: docs/model_families.md.
 
-python -m benchmarks.model_families                              all, some minutes; the table goes to docs/model_families.md
+python -m benchmarks.model_families                              all, some minutes; the table goes to that page
 python -m benchmarks.model_families --only minimax roberta       these, on standard output
 
 A small random model of each class (small_configs.py) is saved, loaded as a recipe would load it, and proves itself

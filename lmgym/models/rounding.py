@@ -168,6 +168,18 @@ def round_stochastically(
         rounded[start : start + CHUNK] = added.add_(2**15).bitwise_right_shift_(16)
 
 
+@torch.no_grad()
+def share_seen_by_nearest(parameters: Sequence[nn.Parameter], rate: float, updates: int = 10) -> float:
+    """The share that bf16 weights, rounded to nearest, show of so many updates that each move every weight by `rate`
+    in one direction (AdamW's steps are about that long).
+
+    Example: share_seen_by_nearest([nn.Parameter(torch.full((8,), 0.05))], 1e-6)  # 0.0: it has 0.0002 to the next"""
+    sample, moved = UpdateSample(parameters), rate * updates
+    weights = torch.cat([parameter.detach().reshape(-1)[:: sample.stride].float() for parameter in parameters])
+    seen = (weights + moved).bfloat16().double() - weights.bfloat16().double()
+    return float(seen.mean()) / moved
+
+
 class UpdateSample:
     """Some of the weights, to tell how much of an update a forward pass sees.
 

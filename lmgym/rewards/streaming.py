@@ -11,7 +11,7 @@ def background_scoring(rewards: Sequence[Reward]) -> Callable[[Episode], None] |
     """A callback that starts to score an episode; call it as soon as the episode's text is final. None if no reward can
     start early. `call_reward` later picks the values up; they are the same as without the callback."""
     # Rewards by token or by turn score prefixes of the answer, not the answer alone.
-    early = [one for one in rewards if hasattr(one.function, "begin") and not (one.by_token or one.each_turn)]
+    early = [r for r in rewards if hasattr(r.function, "begin") and not (r.by_token or r.each_turn)]
     if not early:
         return None
 

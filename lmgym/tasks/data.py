@@ -15,7 +15,7 @@ from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
 from lmgym.tasks.prompt_forms import own_texts
 from lmgym.tasks.rows import Row
-from lmgym.tasks.rows.cells import Cell, as_prompt, check_template, column, fill, references_of
+from lmgym.tasks.rows.cells import Cell, as_prompt, check_template, column, fill, references_of, with_tools
 from lmgym.tasks.rows.find import NAMES, Paths, Source, plain_stem
 from lmgym.tasks.rows.formats import place_of
 from lmgym.tasks.rows.indexed import IndexedRows
@@ -40,6 +40,7 @@ def data(
     references: str | dict[str, str] | None = "references",
     id: str | None = None,
     columns: dict[str, str] | None = None,
+    tools: str | None = "tools",
     test_path: str | list[str] | Path | None = None,
     validation_path: str | list[str] | Path | None = None,
     validation: float = 0.0,
@@ -58,7 +59,8 @@ def data(
     with such templates. References are a text, a number, a list of these, or missing (`references: null`: none); or a
     template, or {column: answer, pattern: "#### (.*)"}, or {function: "module:function"} of the row. All columns but
     prompt, `references` and id go to `meta` as they stand in the file, and so do `columns`, under new names: {solution:
-    reward_model.ground_truth}. Without `id`, the id is made of file and row.
+    reward_model.ground_truth}. Without `id`, the id is made of file and row. The column `tools`, if there is one, holds
+    JSON schemas that the chat template writes into the prompt (`tools: null`: a column like others).
 
     Splits: `splits` names those of the data, or parts of them: {train: "train_prefs[:5%]", test: test_prefs}.
     `test_path` and `validation_path` are the data of these splits. A split that the data does not have is taken out of
@@ -89,7 +91,7 @@ def data(
         raise LmgymError("task.id cannot be checked for ids that come twice with task.streaming; remove one of them")
     source = Source("data", path, hub_id or "", config, revision, data_files, splits or {}, named=False)
     own = {"test": test_path, "validation": validation_path}
-    reader = Reader.of(prompt, references, id, columns or {})
+    reader = Reader.of(prompt, references, id, columns or {}, tools)
     shares = {"test": test, "validation": validation}
     return _Data(source, own, reader, shares, False if id is not None else streaming).examples(split)
 
@@ -102,17 +104,20 @@ class Reader:
     references: Cell | None
     id: str | None
     columns: Mapping[str, str]
+    tools: str | None = None
 
     @classmethod
-    def of(cls, prompt: Any, references: Any, id: str | None, columns: Mapping[str, str]) -> "Reader":
+    def of(
+        cls, prompt: Any, references: Any, id: str | None, columns: Mapping[str, str], tools: str | None = None
+    ) -> "Reader":
         """The reader of a recipe's keys. Raises LmgymError for what they cannot mean."""
         if isinstance(prompt, list):
             for message in prompt:
                 if {*message} != {"role", "content"}:
                     raise LmgymError(f"key 'task.prompt': a message has a role and a content, got {represent(message)}")
                 check_template(message["content"], "task.prompt")
-            return cls(prompt, _cell(references), id, columns)
-        return cls(Cell.of(prompt, "task.prompt"), _cell(references), id, columns)
+            return cls(prompt, _cell(references), id, columns, tools)
+        return cls(Cell.of(prompt, "task.prompt"), _cell(references), id, columns, tools)
 
     def prompt_of(self, row: Row) -> Any:
         """The prompt of a row, a text or messages. Raises LmgymError if it has none."""
@@ -126,7 +131,7 @@ class Reader:
         """The example of a row; `stems` are how ids begin, by file. Raises LmgymError, with file and line, if it cannot
         be one."""
         where, values = row
-        prompt = self.prompt_of(row)
+        prompt = with_tools(self.prompt_of(row), values, self.tools, where)
         references = references_of(values, self.references, where)
         used = {"references", self.id, None if isinstance(self.prompt, list) else self.prompt.column}
         meta = {key: value for key, value in values.items() if key not in used}
@@ -275,6 +280,9 @@ class _Data:
 
 
 def _fraction(prompt: Any) -> float:
+    """Of the texts alone: rows that differ in their tools only are in one split."""
+    if not isinstance(prompt, str):
+        prompt = [{key: value for key, value in message.items() if key != "tools"} for message in prompt]
     return hash_fraction(str(prompt))
 
 

@@ -33,10 +33,8 @@ def template_pieces(
     False.
     Raises LmgymError if it refuses them still, or if a role is not one word.
 
-    Example: with a template that writes "<|user|>" and a user who writes "<eos>"
-        >>> template_pieces(tokenizer, [{"role": "user", "content": "a<eos>"}])
-        ['<|user|>a', '<eos>', '<|assistant|>']
-    """
+    Example: with a template that writes "<|user|>" and a user who writes "<eos>":
+    template_pieces(tokenizer, [{"role": "user", "content": "a<eos>"}]) -> ['<|user|>a', '<eos>', '<|assistant|>']"""
     if generate and len(messages) > 1 and messages[-1]["role"] == "assistant":
         *before, last = template_pieces(tokenizer, messages[:-1], template, merge=merge)
         first, *others = split_text(tokenizer, messages[-1]["content"])
@@ -46,16 +44,17 @@ def template_pieces(
 
 
 NO_TOOLS = (
-    "the model's chat template leaves out `tools`, so the model reads nothing of them; write env.tool_prompt: system"
+    "the model's chat template leaves out `tools`, so the model reads nothing of them; write env.tool_prompt: system, "
+    "or, for tools of the data, give a template that writes them (policy.template)"
 )
 
 
 def ignores_tools(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None) -> bool:
-    """True if the template is given `tools` and writes the same without them."""
-    if not template or not template.get("tools"):
+    """True if the template is given `tools`, by its arguments or beside a message, and writes the same without them."""
+    *bare, without = ({key: own for key, own in one.items() if key != "tools"} for one in (*messages, template or {}))
+    if not any(one.get("tools") for one in (*messages, template or {})):
         return False
-    without = {key: value for key, value in template.items() if key != "tools"}
-    return template_pieces(tokenizer, messages, template) == template_pieces(tokenizer, messages, without)
+    return template_pieces(tokenizer, messages, template) == template_pieces(tokenizer, bare, without)
 
 
 def ending_pieces(
@@ -78,10 +77,7 @@ def around_answer(tokenizer: Any) -> tuple[str, str, str] | None:
     """What the template writes of a short conversation: the prompt of an answer, all that stands before the answer in
     the end, and what stands behind it. None if the template refuses or drops the answer.
 
-    Example: with a template of ChatML
-        >>> around_answer(tokenizer)[2]
-        '<|im_end|>\\n'
-    """
+    Example: with a template of ChatML: around_answer(tokenizer)[2] -> '<|im_end|>\\n'"""
     marks = Marks(tokenizer, "")
     asked = {"role": "user", "content": "?"}
     try:
@@ -146,11 +142,14 @@ class Marks:
 def _rendered(
     tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any], generate: bool = True, merge: bool = True
 ) -> str:
-    """The messages rendered by the chat template; if it refuses them, merged by `merge_roles`, with a warning."""
+    """The messages rendered by the chat template; if it refuses them, merged by `merge_roles`, with a warning. Tools
+    beside a message, those of a row of the data, are an argument of the template; of several the last ones count."""
 
     def render(messages: Sequence[Message]) -> str:
-        plain = [dict(message) for message in messages]
-        return tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=generate, **template)
+        plain: list[dict[str, Any]] = [dict(message) for message in messages]
+        tools = [own for message in plain if (own := message.pop("tools", None))]
+        arguments = {**({"tools": tools[-1]} if tools else {}), **template}
+        return tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=generate, **arguments)
 
     try:
         return render(messages)
@@ -176,15 +175,13 @@ def merge_roles(messages: Sequence[Message]) -> list[Message]:
 
     System messages become user messages; consecutive messages of one role become one, with a blank line between them.
 
-    Example:
-        >>> merge_roles([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}])
-        [{'role': 'user', 'content': 'Add.\\n\\n1+1='}]
-    """
+    Example: merge_roles([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}])
+    -> [{'role': 'user', 'content': 'Add.\\n\\n1+1='}]"""
     fewer: list[Message] = []
     for message in messages:
         role = "user" if message["role"] == "system" else message["role"]
         if fewer and fewer[-1]["role"] == role:
-            fewer[-1] = {**fewer[-1], "content": f"{fewer[-1]['content']}\n\n{message['content']}"}
+            fewer[-1] = {**message, **fewer[-1], "content": f"{fewer[-1]['content']}\n\n{message['content']}"}
         else:
             fewer.append({**message, "role": role})
     return fewer

@@ -22,10 +22,12 @@ from lmgym.inference.in_process import make_engine
 from lmgym.logs.records import environment_numbers
 from lmgym.models.load import read_model_info
 from lmgym.models.policy import Policy
-from lmgym.rewards.base import Reward, build_rewards
+from lmgym.models.rounding import share_seen_by_nearest
+from lmgym.rewards.base import Reward
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import why_never_paid
+from lmgym.rollouts.play import Draw
 from lmgym.rollouts.rollout import groups_of
-from lmgym.rollouts.sources import Draw
 from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, start_ids, template_notes
 from lmgym.text.template import NO_TOOLS
@@ -120,6 +122,12 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
         _cut(report, config, policy, held_out)
         for index, stage in enumerate(config.stages):
             report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
+            if policy.compute == torch.bfloat16 and policy.rounded is None and policy.parameters():
+                rate = stage.optimizer.learning_rate
+                seen = share_seen_by_nearest(policy.parameters(), rate) if rate else 0.0
+                report.note(
+                    f"rounding to nearest: passes in bf16 see {seen:.0%} of ten updates of {rate:g} in one direction"
+                )
             verdict = index == 0 or folder is not None
             tried = _stage(report, config, stage, data.training[index], policy, verdict)
             if stage.is_played:

@@ -94,7 +94,7 @@ class Run:
     section: PolicySection  # config.policy with the precision that this run has chosen
     data: Data
     policy: Policy
-    engine: Engine
+    engine: Engine[Policy]
     console: Console
     writer: Writer
     lock: IO[str] | None  # until it is closed, no other process may train in this folder; of the first rank

@@ -26,6 +26,8 @@ from lmgym.logs.doctor.examine import LIVE, RULES, Diagnosis, Rule, Watch, exami
 from lmgym.logs.doctor.facts import Answer, Facts, facts_of
 from lmgym.logs.doctor.history import WINDOW, History, Sign, errors_apart
 from lmgym.logs.doctor.report import report
+from lmgym.logs.doctor.rules_policy import SEEN
+from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.rewards.base import linear_time
 from lmgym.training.loop import train
 from lmgym.training.run import lock_folder
@@ -86,7 +88,25 @@ def test_what_was_made_to_fail_is_found_and_warned_of_once(name: str, tmp_path: 
 
 def test_every_rule_is_proven_by_a_run() -> None:
     proven = set().union(*(failing.rules for failing in FAILING.values()))
-    assert proven | {"slow_part"} == {rule.name for rule in RULES}
+    assert proven | {"slow_part", "unseen_updates"} == {rule.name for rule in RULES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_updates_that_bf16_hides_are_named(rounding: str, tmp_path: Path) -> None:
+    """A model stored in bf16, at a small rate: to nearest hardly a weight moves, else they move on average."""
+    tokenizer = byte_tokenizer()
+    builtin_model("builtin:tiny", tokenizer, runs.ARCHITECTURE, 0).bfloat16().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    changes = {
+        "policy": {"model": str(tmp_path / "model"), "device": "cpu", "compute": "bfloat16", "rounding": rounding},
+        "optimizer": {"learning_rate": 1e-6, "warmup": 0},
+    }
+    train(build_config({**failing_runs.BASE, **changes, "steps": 12, "out": str(tmp_path / "run")}), Listening())
+    found = {finding.rule: finding.sign for finding in diagnosis(tmp_path / "run").findings}
+    assert ("unseen_updates" in found) is (rounding == "nearest")
+    if rounding == "nearest":
+        assert found["unseen_updates"].value < SEEN and found["unseen_updates"].metric == "weights/seen"
 
 
 def test_the_slow_part_of_a_step_is_named() -> None:

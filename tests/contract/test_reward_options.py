@@ -14,7 +14,8 @@ from lmgym.envs.base import Step
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.load import PolicySection, load_policy
-from lmgym.rewards.base import build_rewards, call_reward, check_examples, episodes
+from lmgym.rewards.base import call_reward, check_examples, episodes
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.running import parallel
 from lmgym.rewards.streaming import background_scoring

@@ -174,7 +174,8 @@ def test_every_algorithm_learns_to_answer_as_the_prompt_asks(
     assert not findings(tmp_path / "run")  # of a run that learns it has nothing to say
 
 
-STUDENTS = ({"name": "distill"}, {"name": "gkd"})  # of a teacher that has learned the task
+# Of a teacher that has learned the task; the last one reads references for half of its prompts.
+STUDENTS: list[dict[str, Any]] = [{"name": "distill"}, {"name": "gkd"}, {"name": "gkd", "student_share": 0.5}]
 
 
 def test_students_learn_from_their_teachers_opinion_alone(tmp_path: Path) -> None:
@@ -182,11 +183,15 @@ def test_students_learn_from_their_teachers_opinion_alone(tmp_path: Path) -> Non
     _, taught = learn(tmp_path / "teacher", algorithm={"name": "a2c"}, **ONE_ANSWER)
     assert taught > 0.9
     assert not findings(tmp_path / "teacher")
-    for student in STUDENTS:
-        algorithm, run = student | {"teacher": str(tmp_path / "teacher" / "final")}, tmp_path / student["name"]
+    for number, student in enumerate(STUDENTS):
+        algorithm, run = student | {"teacher": str(tmp_path / "teacher" / "final")}, tmp_path / f"student-{number}"
         before, after = learn(run, algorithm=algorithm, seed=1, **ONE_ANSWER | {"steps": 60})
         assert before < 0.15 and after > 0.7
         assert not findings(run)
+        texts = [one for one in runs.records(run / "rollouts.jsonl") if one["kind"] == "train"]
+        given = [one for one in texts if one.get("by") == "data"]
+        assert abs(len(given) / len(texts) - (1 - student.get("student_share", 1.0))) < 0.15
+        assert all(set(one["turns"][0]["text"]) <= set("abno") for one in given)  # the references: ab or no
 
 
 PREFERENCES: list[dict[str, Any]] = [

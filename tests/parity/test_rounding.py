@@ -16,7 +16,7 @@ from lmgym.inference.vllm.engine import weights_of
 from lmgym.models.critic import with_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
-from lmgym.models.rounding import CHUNK, UpdateSample, random_table, round_stochastically
+from lmgym.models.rounding import CHUNK, UpdateSample, random_table, round_stochastically, share_seen_by_nearest
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
 from tests import models, runs
@@ -89,6 +89,18 @@ def test_how_much_of_an_update_is_seen() -> None:
     # The variance of a rounded weight is below (spacing / 2)^2, spacing below 2^-8 of the weight.
     sigma = 0.5 * 2.0**-8 * 0.05 / 1e-5 / math.sqrt(2**19)
     assert seen is not None and abs(seen - 1) < 5 * sigma
+
+
+def test_what_nearest_will_show_is_predicted() -> None:
+    """A weight w = 0.0625 has its upper neighbour at w (1 + 2^-7), so rounding flips past w 2^-8 = 2^-12."""
+    half = 2.0**-12
+    weights = [torch.nn.Parameter(torch.full((8,), 0.0625))]
+    assert share_seen_by_nearest(weights, 0.09 * half) == 0.0
+    assert share_seen_by_nearest(weights, 0.125 * half) == pytest.approx(2 / 1.25, rel=1e-6)  # up by 2 halves, not 1.25
+    drifting = torch.nn.Parameter(torch.rand(2**19, generator=torch.Generator().manual_seed(0)) + 1)  # any phase
+    flips = 10 * 1e-5 / 2**-7  # of a weight from 1 to 2: the share that flips, by 2^-7 each
+    sigma = math.sqrt(flips / 2**19) / flips
+    assert abs(share_seen_by_nearest([drifting], 1e-5) - 1) < 5 * sigma
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -210,6 +210,51 @@ def test_a_template_that_leaves_tools_out_is_told() -> None:
         prompt_ids(chat, "?", {"tools": [{"type": "function"}]})
 
 
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"a": {"type": "number"}}}}
+TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+
+
+def rows_with_tools(path: Path, *tools: Any, prompt: Any = None, **section: Any) -> list[Example]:
+    rows = [{"prompt": prompt or user(f"{n}?"), "references": str(n), "tools": own} for n, own in enumerate(tools)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [*load_task("data", "train", path=str(path), test=0, **section)]
+
+
+def test_the_tools_of_a_row_reach_the_template_and_are_counted(tmp_path: Path) -> None:
+    """As TRL hands them over: what its own call of the template writes. Nothing of a row's text is a control token."""
+    writes, path, more = chat_tokenizer(TOOLS + CHATML), tmp_path / "rows.jsonl", {"unused": None}
+    for tools in ([ADD], json.dumps([ADD]), [ADD | more]):
+        for prompt in (None, "What is 2+2?"):
+            [example] = rows_with_tools(path, tools, prompt=prompt)
+            plain = [{key: own for key, own in one.items() if key != "tools"} for one in example.prompt]
+            theirs = writes.apply_chat_template(plain, tools=[ADD], add_generation_prompt=True, tokenize=False)
+            assert writes.decode(prompt_ids(writes, example.prompt)) == theirs and "add" in theirs
+            assert example.meta["tools"] == tools
+    [shot, _] = rows_with_tools(path, [ADD], [], system_prompt="Be brief.", few_shot={"n": 1})
+    assert "tools" not in shot.prompt[0] and '"add"' in writes.decode(prompt_ids(writes, shot.prompt))
+    marked = {"name": "add", "description": "<|im_end|>"}
+    [example] = rows_with_tools(path, [marked])
+    ids = prompt_ids(writes, example.prompt)
+    assert ids.count(writes.convert_tokens_to_ids("<|im_end|>")) == 1 and "<|im_end|>" in writes.decode(ids)
+    bare, *others = (rows_with_tools(path, tools)[0].prompt for tools in (None, [], "", "[]", "null"))
+    assert all(other == bare == user("0?") for other in others)
+    assert rows_with_tools(path, "a hammer", **{"tools": None})[0].prompt == user("0?")
+    with pytest.raises(LmgymError, match=r"rows.jsonl:1: column 'tools' must hold a list of JSON schemas of tools"):
+        rows_with_tools(path, "a hammer")
+
+
+def test_a_template_that_leaves_out_the_tools_of_rows_is_told(tmp_path: Path) -> None:
+    examples = rows_with_tools(tmp_path / "rows.jsonl", [], [ADD])
+    for tokenizer in (chat, plain):
+        [told] = about_prompts(examples, tokenizer)[1]
+        assert (
+            told.startswith("the model's chat template leaves out `tools`") and not about_prompts(examples[:1], chat)[1]
+        )
+    assert not about_prompts(examples, chat_tokenizer(TOOLS + CHATML))[1]
+    with pytest.warns(UserWarning, match="leaves out `tools`"):
+        prompt_ids(chat, examples[1].prompt)
+
+
 # What check says
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from lmgym.compat.rl4lms.classes import Maker, base_names, check_class, imitate
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.token_credit import each_token, token_prefixes
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Episode, Example
 
 
@@ -163,7 +163,7 @@ def _batched(function: Any, episodes: Sequence[Episode], tokenizer: Any) -> list
 
 def _sample(example: Example) -> tuple[str, list[str], dict[str, Any]]:
     """Prompt, references and meta_info, as RL4LMs' classes know them."""
-    return plain_text(messages_of(example.prompt)), list(example.references), dict(example.meta)
+    return plain_text(example.prompt), list(example.references), dict(example.meta)
 
 
 def _row(ids: Sequence[int]) -> Any:

@@ -26,10 +26,8 @@ def common_gen_repeat_penalty(
 
     Raises LmgymError for an example without concepts.
 
-    Example:
-        >>> common_gen_repeat_penalty(["Dog run.", "A dog can run."], [example, example])  # concepts: dog, run
-        [-1.0, 0.0]
-    """
+    Example: common_gen_repeat_penalty(["Dog run.", "A dog can run."], [example, example])  # concepts: dog, run
+    -> [-1.0, 0.0]"""
     values = []
     for text, concepts in zip(texts, _concepts("common_gen_repeat_penalty", examples), strict=True):
         parts = (separator.join(concepts).lower(), prefix.lower(), "generate", "sentence")
@@ -73,10 +71,8 @@ def common_gen_preference(
 
     Raises LmgymError for an example without references or concepts.
 
-    Example:
-        >>> common_gen_preference(texts, examples, preference="my_module:liked")     # METEOR 0.3, p 0.8, none missing
-        [0.95]
-    """
+    Example: common_gen_preference(texts, examples, preference="my_module:liked")  # METEOR 0.3, p 0.8, none missing
+    -> [0.95]"""
     function = registry.get("reward", preference)
     preferences = function(texts, examples, **(preference_arguments or {}))
     missing = _missing("common_gen_preference", texts, examples)

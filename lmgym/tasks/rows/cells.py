@@ -57,13 +57,25 @@ def fill(template: str, row: Mapping[str, Any], where: str) -> str:
     return RecipeText.join(*texts)
 
 
-def check_template(template: str, key: str) -> None:
-    """Raise LmgymError, naming the key, for a template that cannot be filled."""
+def fields_of(template: str, key: str) -> list[tuple[str, str | None, str | None]]:
+    """What stands in the braces of a template: name, form and conversion. Raises LmgymError, naming the key, for one
+    whose braces do not match."""
     try:
-        fields = [field for field in Formatter().parse(template) if field[1] is not None]
+        return [(name, form, by) for _, name, form, by in Formatter().parse(template) if name is not None]
     except ValueError as error:
         raise LmgymError(f"{key}: {error} in {template!r}; write {{{{ for a brace of the text") from error
-    for _, name, form, conversion in fields:
+
+
+def check_fields(names: Sequence[str], valid: Sequence[str]) -> None:
+    """Raise LmgymError for a field of task.template that is not one of the `valid`."""
+    for name in names:
+        if name not in valid:
+            raise LmgymError(f"task.template: unknown field '{{{name}}}'; {suggest(name, valid)}")
+
+
+def check_template(template: str, key: str) -> None:
+    """Raise LmgymError, naming the key, for a template that cannot be filled."""
+    for name, form, conversion in fields_of(template, key):
         if not name or form or conversion:
             raise LmgymError(f"{key}: braces hold the name of a column, as {{question}}, in {template!r}")
 
@@ -144,6 +156,41 @@ def as_prompt(value: Any, name: str, where: str, continued: bool = False) -> Pro
     if messages[-1]["role"] not in ("user", "tool") and not begun:
         raise LmgymError(f"{where}: the last message in column '{name}' must be the user's, for the model to answer")
     return messages
+
+
+def with_tools(prompt: Prompt, row: Mapping[str, Any], name: str | None, where: str) -> Prompt:
+    """A prompt with the tools of the row's column `name`, if it has one: a list of JSON schemas, also as JSON text, or
+    nothing. They stand beside the first message that is not the system's; a text becomes a message of the user, since
+    only a chat template can write tools. Raises LmgymError for a column that holds anything else.
+
+    Example: with_tools("2+2?", {"tools": [{"name": "add"}]}, "tools", "") ->
+        [{"role": "user", "content": "2+2?", "tools": [{"name": "add"}]}]"""
+    value = given = None if name is None else row.get(name)
+    if isinstance(given, str) and given:
+        try:
+            value = json.loads(given)
+        except (ValueError, RecursionError):
+            value = None
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        if not value:
+            return prompt
+        messages: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        place = next((n for n, one in enumerate(messages) if one["role"] != "system"), 0)
+        messages[place] = {**messages[place], "tools": [_without_nulls(one) for one in value]}
+        return messages
+    if not given or given == "null":
+        return prompt
+    raise LmgymError(
+        f"{where}: column '{name}' must hold a list of JSON schemas of tools, for the chat template, got "
+        f"{represent(given)}; task.tools names another column, and task.tools: null none"
+    )
+
+
+def _without_nulls(value: Any) -> Any:
+    """A schema without the nulls that parquet and arrow give to keys that other rows have."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(own) for key, own in value.items() if own is not None}
+    return [_without_nulls(own) for own in value] if isinstance(value, list) else value
 
 
 def messages_of(value: Any, name: str, where: str) -> list[Message]:

@@ -8,7 +8,7 @@ from lmgym.core.errors import shortened
 from lmgym.envs.vector import Envs, Opening
 from lmgym.text.chat import has_template
 from lmgym.text.control import control_tokens, split_text
-from lmgym.text.template import ignores_tools, template_pieces
+from lmgym.text.template import NO_TOOLS, ignores_tools, template_pieces
 from lmgym.types import BarePrompt, Example
 
 LOOKED_AT = 1000  # examples
@@ -37,7 +37,10 @@ def about_prompts(examples: Sequence[Example], tokenizer: Any, env: str = "singl
         notes.append(
             "the model has no chat template: messages are joined without marks (policy.template: FILE gives it one)"
         )
-    return notes, _foreign_marks(examples, tokenizer)
+    asked = [example.prompt for example in examples if not isinstance(example.prompt, str)]
+    with_tools = next((prompt for prompt in asked if any("tools" in message for message in prompt)), None)
+    lost = with_tools is not None and (not template or ignores_tools(tokenizer, with_tools, None))
+    return notes, [*([NO_TOOLS] if lost else []), *_foreign_marks(examples, tokenizer)]
 
 
 def _foreign_marks(examples: Sequence[Example], tokenizer: Any) -> list[str]:
