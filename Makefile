@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 .PHONY: help quickstart test fast lint types contracts docs docs-serve notebooks bench torture
 
 help:
-	@echo "make quickstart   install lmgym into .venv and train a tiny model (about 5 minutes on two cores)"
+	@echo "make quickstart   install lmgym into .venv and train a tiny model (about 3 minutes on two cores, after the download)"
 	@echo "make test         install what the tests need and run all of them"
 	@echo "make fast         run the tests that take half a second or less each (about 80 seconds on two cores)"
 	@echo "make lint         ruff; the schemas of .github and CITATION.cff; hadolint"

@@ -1,6 +1,6 @@
-"""Every causal and encoder-decoder class of transformers against its own forward pass: the table of docs/models.md.
+"""Every causal and encoder-decoder class of transformers against its own forward pass: docs/model_families.md.
 
-python -m benchmarks.model_families                              all, some minutes; the table goes to docs/models.md
+python -m benchmarks.model_families                              all, some minutes; the table goes to that page
 python -m benchmarks.model_families --only minimax roberta       these, on standard output
 
 A small random model of each class (small_configs.py) is saved, loaded as a recipe would load it, and proves itself
@@ -35,7 +35,7 @@ from lmgym.training.planning.preflight import check_model
 
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 ENCODER_DECODER = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "model_families.md"
 BEGIN, END = "<!-- families: written by python -m benchmarks.model_families -->\n", "<!-- families: end -->\n"
 START = 2  # the first token of an encoder-decoder's answers
 PRECISIONS = ("float32", "bfloat16")
@@ -169,7 +169,7 @@ def table(found: Sequence[Family]) -> str:
 
 
 def write(text: str) -> None:
-    """Put the table into its place in docs/models.md."""
+    """Put the table into its place in docs/model_families.md."""
     page = PAGE.read_text()
     before, rest = page.split(BEGIN)
     PAGE.write_text(before + BEGIN + text + END + rest.split(END)[1])

@@ -23,6 +23,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from lmgym.rewards.learned import batched_forward, scorers
 from lmgym.rewards.learned.rows import text_rows
 from lmgym.stats.intervals import share_interval
 from lmgym.tasks.base import hash_fraction, load_task
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Example
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -55,7 +56,7 @@ def labelled(examples: Sequence[Example], text: str, label: str) -> list[tuple[s
     """
     found = []
     for example in examples:
-        said = plain_text(messages_of(example.prompt))
+        said = plain_text(example.prompt)
         reference = example.references[0] if example.references else None
         texts = {**example.meta, "prompt": said, "reference": reference, "both": said + (reference or "")}
         for key, place in ((text, texts), (label, example.meta)):
@@ -133,10 +134,8 @@ def held_out(folder: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     The texts go the way of `learned_reward`, cut on the right where they are too long.
     """
     scorer = scorers.load_scorer("learned_reward", "classifier", str(folder), device="cpu")
-    rows = text_rows("learned_reward", scorer, [text for text, _ in pairs], "right")
-    said = [
-        scorer.labels[max(range(len(row)), key=row.__getitem__)] for row in batched_forward.logits(scorer, rows, 16384)
-    ]
+    rows = text_rows(replace(scorer, truncation="right"), [text for text, _ in pairs])
+    said = [scorer.labels[max(range(len(row)), key=row.__getitem__)] for row in batched_forward.logits(scorer, rows)]
     right = share_interval([float(label == own) for (_, label), own in zip(pairs, said, strict=True)])
     most = Counter(label for _, label in pairs).most_common(1)[0][1] / len(pairs)
     return {"accuracy": right.mean, "low": right.low, "high": right.high, "texts": len(pairs), "most": most}

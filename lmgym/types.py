@@ -1,5 +1,4 @@
-"""The data types of tasks, rollouts and rewards: Example with RatedAnswer and LabelledStep, Episode with Turn,
-Restriction. No torch.
+"""The data types of tasks, rollouts and rewards, without torch.
 
 Tasks make Examples, rollouts make Episodes of Turns, rewards score them, and `batch.collate` makes tensors of them."""
 
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": "..."}
+Prompt = str | Sequence[Message]
 
 
 class RecipeText(str):
@@ -21,10 +21,7 @@ class RecipeText(str):
 
     `spans` holds the (begin, end) of these parts. Every operation of `str`, such as +, gives a plain text without them.
 
-    Example:
-        >>> RecipeText.join(RecipeText("<|user|>"), "2+2=").spans
-        ((0, 8),)
-    """
+    Example: RecipeText.join(RecipeText("<|user|>"), "2+2=").spans -> ((0, 8),)"""
 
     spans: tuple[tuple[int, int], ...]
 
@@ -62,14 +59,12 @@ class BarePrompt(RecipeText):
         return made  # type: ignore[return-value]
 
 
-def recipe_spans(prompt: str | Sequence[Message]) -> list[list[Any]]:
+def recipe_spans(prompt: Prompt) -> list[list[Any]]:
     """The recipe's parts of a prompt as JSON can hold them: [message, begin, end] for each; first [form] of a prompt
     without template.
 
-    Example:
-        >>> recipe_spans([{"role": "system", "content": RecipeText("Add.")}, {"role": "user", "content": "1+1="}])
-        [[0, 0, 4]]
-    """
+    Example: recipe_spans([{"role": "system", "content": RecipeText("Add.")}, {"role": "user", "content": "1+1="}])
+    -> [[0, 0, 4]]"""
     texts = [prompt] if isinstance(prompt, str) else [message.get("content", "") for message in prompt]
     spans = [[index, *span] for index, text in enumerate(texts) for span in getattr(text, "spans", ())]
     return [[prompt.form], *spans] if isinstance(prompt, BarePrompt) else spans
@@ -83,8 +78,8 @@ def with_recipe_spans(prompt: Any, spans: Sequence[Sequence[Any]]) -> Any:
         return RecipeText(prompt, [span[1:] for span in spans]) if spans else prompt
     messages = list(prompt)
     for index in {span[0] for span in spans}:
-        own = [span[1:] for span in spans if span[0] == index]
-        messages[index] = {**messages[index], "content": RecipeText(messages[index]["content"], own)}
+        of_message = [span[1:] for span in spans if span[0] == index]
+        messages[index] = {**messages[index], "content": RecipeText(messages[index]["content"], of_message)}
     return messages
 
 
@@ -120,22 +115,17 @@ class Example:
     """
 
     id: str
-    prompt: str | Sequence[Message]
+    prompt: Prompt
     references: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
     rated: tuple[RatedAnswer, ...] = ()
     steps: tuple[LabelledStep, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The example as values that JSON can hold. Raises TypeError or ValueError where `meta` holds anything else.
-
-        Example:
-            >>> Example("a/0", "2+2=", references=("4",)).to_json()
-            {'id': 'a/0', 'prompt': '2+2=', 'references': ['4'], 'meta': {}}
-        """
+        """The example as values that JSON can hold. Raises TypeError or ValueError where `meta` holds anything else."""
         prompt = self.prompt if isinstance(self.prompt, str) else [dict(message) for message in self.prompt]
-        tree: dict[str, Any] = {"id": self.id, "prompt": prompt, "references": list(self.references)}
-        tree["meta"] = dict(self.meta)
+        references, meta = list(self.references), dict(self.meta)
+        tree: dict[str, Any] = {"id": self.id, "prompt": prompt, "references": references, "meta": meta}
         if self.rated:
             tree["rated"] = [[answer.text, answer.rating] for answer in self.rated]
         if self.steps:
@@ -148,12 +138,13 @@ class Example:
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> "Example":
         """The example that `to_json` has written."""
-        fields = {key: value for key, value in tree.items() if key != "recipe_spans"}
-        prompt = with_recipe_spans(tree["prompt"], tree.get("recipe_spans", ()))
-        rated = tuple(RatedAnswer(*answer) for answer in tree.get("rated", ()))
-        steps = tuple(LabelledStep(*step) for step in tree.get("steps", ()))
-        own = {"prompt": prompt, "references": tuple(tree["references"]), "rated": rated, "steps": steps}
-        return cls(**{**fields, **own})
+        known: dict[str, Any] = {
+            "prompt": with_recipe_spans(tree["prompt"], tree.get("recipe_spans", ())),
+            "references": tuple(tree["references"]),
+            "rated": tuple(RatedAnswer(*answer) for answer in tree.get("rated", ())),
+            "steps": tuple(LabelledStep(*step) for step in tree.get("steps", ())),
+        }
+        return cls(**{key: value for key, value in tree.items() if key != "recipe_spans"} | known)
 
 
 @dataclass
@@ -202,7 +193,12 @@ class Turn:
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> "Turn":
         """The turn that `to_json` has written; floats come back bit for bit."""
-        return cls(**{**tree, "kept": _unpacked(tree["kept"])})
+        if tree["kept"] is None:
+            return cls(**tree)
+        rows, width, text = tree["kept"]
+        packed = base64.b64decode(text)
+        form = np.uint8 if len(packed) == rows * width else np.int32  # functional/truncation.py
+        return cls(**{**tree, "kept": np.frombuffer(packed, dtype=form).reshape(rows, width).copy()})
 
 
 @dataclass
@@ -238,21 +234,21 @@ class Episode:
     def to_json(self, seconds: bool = False) -> dict[str, Any]:
         """The episode as values that JSON can hold. Without `seconds`, equal episodes are equal trees, whatever a clock
         has said. Raises TypeError or ValueError as `Example.to_json` does."""
-        changed: dict[str, Any] = {"example": self.example.to_json()}
-        changed["turns"] = [turn.to_json(seconds) for turn in self.turns]
-        changed["messages"] = [dict(message) for message in self.messages]
-        if spans := recipe_spans(self.messages):
-            changed["recipe_spans"] = spans
-        known = {f.name: getattr(self, f.name) for f in fields(self) if seconds or f.name != "reward_seconds"}
-        return known | changed
+        tree = {f.name: getattr(self, f.name) for f in fields(self) if seconds or f.name != "reward_seconds"}
+        tree |= {"example": self.example.to_json(), "turns": [turn.to_json(seconds) for turn in self.turns]}
+        tree["messages"] = [dict(message) for message in self.messages]
+        spans = recipe_spans(self.messages)
+        return tree | {"recipe_spans": spans} if spans else tree
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> "Episode":
         """The episode that `to_json` has written; floats come back bit for bit."""
-        known = {key: value for key, value in tree.items() if key != "recipe_spans"}
-        example, turns = Example.from_json(tree["example"]), [Turn.from_json(turn) for turn in tree["turns"]]
-        messages = with_recipe_spans(tree["messages"], tree.get("recipe_spans", ()))
-        return cls(**{**known, "example": example, "turns": turns, "messages": messages})
+        known: dict[str, Any] = {
+            "example": Example.from_json(tree["example"]),
+            "turns": [Turn.from_json(turn) for turn in tree["turns"]],
+            "messages": with_recipe_spans(tree["messages"], tree.get("recipe_spans", ())),
+        }
+        return cls(**{key: value for key, value in tree.items() if key != "recipe_spans"} | known)
 
     @property
     def text(self) -> str:
@@ -283,15 +279,6 @@ class Episode:
                 rows.append([])
             rows[-1].append(turn)
         return rows
-
-
-def _unpacked(kept: list[Any] | None) -> npt.NDArray[Any] | None:
-    if kept is None:
-        return None
-    rows, width, text = kept
-    packed = base64.b64decode(text)
-    form = np.uint8 if len(packed) == rows * width else np.int32  # functional/truncation.py
-    return np.frombuffer(packed, dtype=form).reshape(rows, width).copy()
 
 
 @dataclass(frozen=True)

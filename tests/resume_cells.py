@@ -1,6 +1,6 @@
 """What may change when a run is resumed, cell by cell, with the right answer to each.
 
-python -m tests.resume_cells        writes the table into docs/reliability.md
+python -m tests.resume_cells        writes the table into docs/resuming.md
 """
 
 import copy
@@ -14,7 +14,7 @@ from typing import Any
 from tests import models
 from tests.runs import ROOT
 
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "resuming.md"
 BEGIN, END = "<!-- cells: begin -->", "<!-- cells: end -->"
 Change = Callable[[Path, dict[str, Any]], None]  # of the folder with all files, and of the recipe
 

@@ -26,6 +26,53 @@ SECTIONS = {
     "core": ("Plugins and errors", "The registry, errors, seeds.", ["core"]),
 }  # fmt: skip
 
+# What one wants to do: a sentence, and the names for it. A test compares them with what lmgym offers.
+TASKS = {
+    "Train from Python": (
+        "A recipe in, a run folder out. [Recipes](../recipes.md).",
+        ["load_config", "train", "Config", "Stage", "PolicySection", "Sampling", "OptimizerSection",
+         "LmgymError"],
+    ),
+    "Use my own reward function": (
+        "Register a function of texts and examples, and test it. [Your own parts](../extending.md#a-reward).",
+        ["register", "check_reward", "apply_rewards"],
+    ),
+    "Use my own data": (
+        "A task is a function that returns examples. [Tasks](../tasks.md#your-own-data).",
+        ["Example", "RatedAnswer", "LabelledStep", "check_task"],
+    ),
+    "Use my own environment": (
+        "A class with `reset` and `step`. [Environments](../environments.md#your-own-environment).",
+        ["Env", "Step", "check_env", "Agent"],
+    ),
+    "Write an algorithm": (
+        "A dataclass of its hyperparameters with a loss. [The contract](../contract.md).",
+        ["Algorithm", "GroupRelative", "Credit", "Surrogate", "Correction", "Tokens", "check_algorithm",
+         "Batch", "PolicyOutputs"],
+    ),
+    "Write the training loop": (
+        "The lines of lmgym's own loop. [Your own loop](../extending.md#your-own-loop).",
+        ["start", "stages_left", "begin_stage", "evaluate_before", "begin_step", "gather", "collate_step",
+         "prepare", "begin_trace", "update", "advance", "log_step", "evaluate_and_save_when_due",
+         "save_checkpoint", "end_stage", "finish"],
+    ),
+    "Sample, score and evaluate": (
+        "Models and answers without a run. [Models](../models.md).",
+        ["load_policy", "Policy", "Sampler", "Request", "collect", "demonstrate", "evaluate", "Episode",
+         "Turn", "collate", "make_optimizer"],
+    ),
+    "Follow a run": (
+        "Your own code at each step, and your own tracker. [Trackers](../trackers.md).",
+        ["Callback", "Sink"],
+    ),
+    "Take a built-in algorithm": (
+        "In a recipe they go by their names. [Choosing](../choosing.md).",
+        ["GRPO", "PPO", "A2C", "Reinforce", "RLOO", "TRPO", "NLPO", "RAFT", "Replay", "Supervised",
+         "Distill", "GKD", "DPO", "OnlineDPO", "XPO", "NashMD", "ORPO", "KTO", "RewardModel",
+         "ProcessRewardModel"],
+    ),
+}  # fmt: skip
+
 
 def modules(name: str) -> list[str]:
     """The module, or those of the package of this name, `base` first, without those that define nothing public."""
@@ -62,13 +109,23 @@ def block(module: str) -> str:
 
 
 def index() -> str:
-    """The table of the names that `import lmgym` offers."""
+    """The names that `import lmgym` offers, by what one wants to do."""
     package = griffe.load("lmgym", search_paths=[PACKAGE.parent])
+    parts = [f"## {task}\n\n{sentence}\n\n{table(names, package)}" for task, (sentence, names) in TASKS.items()]
+    parts.append(
+        "## By folder\n\n" + "\n".join(f"* [{title}]({page}.md): {s}" for page, (title, s, _) in SECTIONS.items())
+    )
+    head = "# API\n\nWhat `import lmgym` offers, by what you want to do. Each name is loaded when it is first used."
+    return "\n\n".join([head, *parts]) + "\n"
+
+
+def table(names: list[str], package: griffe.Object) -> str:
+    """One row for each name: where it is described, and the first paragraph of its docstring."""
     rows = []
-    for name, home in _HOMES.items():
+    for name in names:
+        home = _HOMES[name]
         page = next(page for page, (_, _, names) in SECTIONS.items() if home.split(".")[0] in names)
         docstring = package[f"{home}.{name}"].docstring
         text = docstring.value.split("\n\n")[0].replace("\n", " ").replace("|", r"\|") if docstring else ""
         rows.append(f"| [`{name}`]({page}.md#lmgym.{home}.{name}) | {text} |")
-    table = "\n".join(["| name | |", "|---|---|", *rows])
-    return f"# lmgym\n\nThe names that `import lmgym` offers. Each is loaded when it is first used.\n\n{table}\n"
+    return "\n".join(["| name | |", "|---|---|", *rows])

@@ -15,16 +15,19 @@ from posixpath import relpath
 import yaml
 
 from docs.site import api, notebooks
+from docs.site.formulas import with_formulas
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "build" / "site_pages"
 PAGES = {
-    "README.md": "index.md",
+    "docs/site/start.md": "index.md",
     "docs/index.md": "contents.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "benchmark_scripts.md",
 }  # and all of docs/, under its own name
+START = "README.md"  # the front page of the code host, in whose place the site has a start page of its own
+UNSEARCHED = ("changelog.md", "log.md", "log/")  # long, and about the past: they would hide the guides
 SOURCES = "source"
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "text"}  # a long schema
 # Code comes first, so that a link inside of it is left alone.
@@ -37,6 +40,8 @@ def page_of(path: str) -> str | None:
 
     Example: page_of("docs/algorithms/grpo.md") -> "algorithms/grpo.md"
     """
+    if path == START:
+        return "index.md"
     if path in PAGES:
         return PAGES[path]
     inside = path.removeprefix("docs/")
@@ -96,6 +101,12 @@ def summary(file: Path) -> str:
     return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "no docstring").split("\n")[0]
 
 
+def finished(page: str, text: str) -> str:
+    """A page as the site generator reads it: its formulas drawn; out of the search if it is about the past."""
+    text = with_formulas(text)
+    return f"---\nsearch:\n  exclude: true\n---\n\n{text}" if page.startswith(UNSEARCHED) else text
+
+
 def navigation(entries: list[object]) -> list[str]:
     """The pages that `nav` of mkdocs.yml names, in order."""
     found: list[str] = []
@@ -143,6 +154,7 @@ def main() -> None:
     for path in sorted(sources):
         if (ROOT / path).is_dir():
             sources |= {f"{path}/{file.name}" for file in (ROOT / path).iterdir() if file.suffix in LANGUAGES}
+    pages = {page: finished(page, text) for page, text in pages.items()}
     pages |= {source_page(path): source_text(path) for path in sources}
     for page, text in pages.items():
         write(page, text)

@@ -10,6 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of the recipe")
     parser.add_argument("--to", required=True, metavar="FOLDER", help="a new folder")
     parser.add_argument("--merge", action="store_true", help="merge LoRA adapters into the weights of their base model")
+    parser.add_argument("--bf16", action="store_true", help="in half the size, rounded so that what was learnt stays")
     parser.add_argument("--push", metavar="OWNER/NAME", help="also upload it to the Hub, as a new private repository")
 
 
@@ -17,4 +18,4 @@ def run(given: argparse.Namespace) -> None:
     """Write the model and print its folder."""
     from lmgym.training.model_card import export
 
-    print(export(Path(given.what), Path(given.to), given.overrides, given.merge, given.push))
+    print(export(Path(given.what), Path(given.to), given.overrides, given.merge, given.push, given.bf16))

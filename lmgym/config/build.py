@@ -22,7 +22,7 @@ from lmgym.core.errors import LmgymError, warn
 from lmgym.core.parts import Part
 from lmgym.core.validation import check_arguments, converted, field_hints, metadata_of
 from lmgym.envs.placement import SECONDS, waits_side_by_side, workers_of
-from lmgym.rewards import base as rewards
+from lmgym.rewards import building as rewards
 from lmgym.tasks.base import OPTIONS
 
 

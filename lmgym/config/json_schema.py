@@ -22,8 +22,9 @@ from lmgym.core import registry
 from lmgym.core.parts import Part
 from lmgym.core.validation import field_hints, hints_of, parameters_of
 from lmgym.core.visible import escaped
-from lmgym.rewards.base import OPTIONS as REWARD_OPTIONS
-from lmgym.rewards.base import Reward, build_rewards
+from lmgym.rewards.base import Reward
+from lmgym.rewards.building import OPTIONS as REWARD_OPTIONS
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.running.parallel import Parallel
 from lmgym.tasks import base as tasks
 

@@ -110,12 +110,12 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "task": {
         "arithmetic": ("tasks.arithmetic", "generated word problems, difficulty as arguments"),
-        "gsm8k": ("tasks.gsm8k", "grade-school maths, Hub or local file", DATA),
+        "gsm8k": ("tasks.grade_school", "grade-school maths, Hub or local file", DATA),
         "math": ("tasks.math", "competition mathematics, Hub or local file", DATA),
-        "svamp": ("tasks.svamp", "one-step word problems, Hub or local file", DATA),
+        "svamp": ("tasks.grade_school", "one-step word problems, Hub or local file", DATA),
         "reasoning_gym": ("tasks.reasoning_gym", "generated puzzles, a hundred kinds by name", "lmgym[reasoning]"),
         "mixture": ("tasks.mixture", "several tasks as one, each with a weight"),
-        "episodes": ("tasks.episodes", "numbered episodes, for environments that need no data"),
+        "episodes": ("tasks.synthetic", "numbered episodes, for environments that need no data"),
         "topics": ("tasks.topics", "open writing prompts without right answers"),
         "data": ("tasks.data", "any rows as prompts: parquet, arrow, jsonl, json, csv, tsv or the Hub", "path="),
         "jsonl": ("tasks.data:data", "an older name of data", "path="),
@@ -160,8 +160,8 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "bleu": ("rewards.text.bleu", "BLEU of white-space tokens, not smoothed", METRICS),
         "sacre_bleu": ("rewards.text.bleu", "BLEU as sacrebleu computes it", METRICS),
         "ter": ("rewards.text.bleu", "1 - translation edit rate", METRICS),
-        "chrf": ("rewards.text.chrf", "F-score of character n-grams", METRICS),
-        "chrf_plus_plus": ("rewards.text.chrf", "chrF that counts words and pairs too", METRICS),
+        "chrf": ("rewards.text.bleu", "F-score of character n-grams", METRICS),
+        "chrf_plus_plus": ("rewards.text.bleu", "chrF that counts words and pairs too", METRICS),
         "rouge1": ("rewards.text.rouge", "F1 of words in common", METRICS),
         "rouge2": ("rewards.text.rouge", "F1 of pairs of words in common", METRICS),
         "rougeL": ("rewards.text.rouge", "F1 of the longest common subsequence", METRICS),
@@ -204,7 +204,11 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "learned_reward": ("rewards.learned.classifier", "what a classifier says of one of its labels", "a model"),
         "reward_model": ("rewards.learned.classifier", "a reward model's score of prompt and answer", "a model"),
         "process_reward_model": ("rewards.learned.process", "how likely the steps of an answer are right", "a model"),
-        "intent_accuracy": ("rewards.learned.intent", "has it the wanted intent; and METEOR", f"a model, {WORDNET}"),
+        "intent_accuracy": (
+            "rewards.learned.classifier",
+            "has it the wanted intent; and METEOR",
+            f"a model, {WORDNET}",
+        ),
         "bert_score": ("rewards.learned.similarity", "similarity of token vectors to the references'", "a model"),
         "bleurt": ("rewards.learned.similarity", "a trained regression on reference and text", "a model"),
         "summac_zero_shot": ("rewards.learned.entailment", "whether the document entails the summary", "a model"),
@@ -214,9 +218,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "judge_yes_no": ("rewards.learned.judge", "a judge's P(yes), mean over questions", "a model"),
         "endpoint_judge": ("rewards.learned.endpoint", "score or yes by a chat endpoint", "an endpoint"),
     },
-    "post_processor": {
-        "three_sentence_summary": ("rewards.text.post_processing", "the first three sentences, a line each")
-    },
+    "post_processor": {"three_sentence_summary": ("rewards.text.sentences", "the first three sentences, a line each")},
     "row": {},  # functions of a row, for the keys `prompt` and `references` of task data
     "env": {
         "single_turn": ("envs.single_turn:SingleTurn", "one prompt, one answer"),
@@ -238,7 +240,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "tool": {
         "python": ("envs.tools.sandbox.runner", "runs Python code in a process of its own, within limits", "Linux"),
-        "calculator": ("envs.tools.schema", "computes an arithmetic expression exactly"),
+        "calculator": ("envs.tools.calculator", "computes an arithmetic expression exactly"),
     },
     "agent": {
         "plain": ("envs.agent:Plain", "numbers in, an action's number out; plays any gymnasium environment"),

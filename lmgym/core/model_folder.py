@@ -14,7 +14,6 @@ POINTER = b"version https://git-lfs"  # the beginning of what Git LFS writes in 
 LONGEST_HEADER = 100_000_000  # bytes, as safetensors allows
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 OTHER_WEIGHTS = {  # and the program that they are for
-    "*.gguf": "llama.cpp",
     "*.onnx": "ONNX",
     "*.h5": "TensorFlow",
     "*.msgpack": "Flax",

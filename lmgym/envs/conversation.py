@@ -11,13 +11,11 @@ from typing import Any, Literal
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.core.validation import check_arguments
 from lmgym.envs.base import Step
 from lmgym.envs.placement import workers_for_tools
-from lmgym.envs.tools.mcp import McpServer, Session, mcp_tools
+from lmgym.envs.tools.entries import tools_of
 from lmgym.envs.tools.parsing import parse_calls
-from lmgym.envs.tools.sandbox.runner import Limits, python_within
-from lmgym.envs.tools.schema import Answer, Tool, begin_call, cut, describe_error, prepare, tool
+from lmgym.envs.tools.schema import Answer, begin_call, cut, describe_error
 from lmgym.types import Example, Message, RecipeText
 
 HOW_TO_CALL = """You can call tools. To call one, write its name and its arguments as JSON between these tags, then \
@@ -41,7 +39,7 @@ class Conversation:
 
     - `tools`: names of tools ("python", "calculator", those of `@register("tool", ...)`) or functions as
       "module:function"; `schema` in tools/schema.py says what a function needs. `python` holds the limits of that tool.
-      `{mcp: [program, argument, ...]}` gives the tools of an MCP server; its other keys: `McpServer` in tools/mcp.py.
+      `{mcp: [program, argument, ...]}` gives the tools of an MCP server; other keys: `McpServer` in tools/entries.py.
     - `tool_prompt`: `system` puts the schemas, and how to call a tool, into the system message; `template` leaves both
       to the chat template, whose keyword arguments are in the attribute `template`.
     - `tool_role`: with `tool`, each result is a message of that role; with `user`, all results of a turn are one user
@@ -90,8 +88,9 @@ class Conversation:
     python: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("tool_prompt", self.tool_prompt, ("system", "template"))
-        _check_choice("tool_role", self.tool_role, ("tool", "user"))
+        for name, valid in (("tool_prompt", ("system", "template")), ("tool_role", ("tool", "user"))):
+            if getattr(self, name) not in valid:
+                raise LmgymError(f"key 'env.{name}' must be {' or '.join(valid)}, not '{getattr(self, name)}'")
         for name, least in (("max_turns", 1), ("max_calls", 1), ("max_result_chars", 100), ("invalid_call_penalty", 0)):
             if not least <= getattr(self, name) < math.inf:
                 raise LmgymError(f"key 'env.{name}' must be a number from {least} on, not {getattr(self, name)}")
@@ -103,7 +102,7 @@ class Conversation:
         if self.players == 1 and (self.user_prompt, self.user_end) != (AS_USER, "[END]"):
             raise LmgymError("keys 'env.user_prompt' and 'env.user_end' need 'env.user: current' or 'frozen'")
         self.learners, self.first = (0,), 0
-        self._tools, self._sessions = _tools(self.tools, self.python)
+        self._tools, self._sessions = tools_of(self.tools, self.python)
         built_in = self.players == 2 or self.user in (None, "none", "scripted")
         self._reply = None if built_in else _user(str(self.user))
         self._lines: list[str] = []  # remaining lines of a scripted user
@@ -157,7 +156,7 @@ class Conversation:
         self._turns += 1
         self._history.append({"role": "assistant", "content": text})
         if stop in ("length", "context"):
-            return Step(truncated=True, info=_counts([]))
+            return Step(truncated=True, info=_counts())
         calls = parse_calls(text, self.max_calls) if self._tools else []
         if not calls:
             return self._answer_as_user()
@@ -180,7 +179,7 @@ class Conversation:
         return self._go_on(self._results(names, answers), -penalty if penalty else 0.0, _counts(answers))
 
     def _answer_as_user(self) -> Any:
-        counts = _counts([])
+        counts = _counts()
         # The end of the conversation, for users that say nothing more.
         if self.players == 1 and self._reply is None and not self._lines:
             return Step(terminated=True, info=counts)
@@ -206,10 +205,10 @@ class Conversation:
 
     def _fail_as_user(self, error: BaseException) -> Step:
         problem = f"user '{self.user}' raised {describe_error(error)}"
-        return Step(truncated=True, info={**_counts([]), "error": cut(problem, 500)})
+        return Step(truncated=True, info={**_counts(), "error": cut(problem, 500)})
 
     def _say_as_user(self, reply: Any) -> Step:
-        counts = _counts([])
+        counts = _counts()
         if reply is None:
             return Step(terminated=True, info=counts)
         if not isinstance(reply, str) or not reply.strip():
@@ -256,43 +255,12 @@ class Conversation:
         return Step(messages=[dict(message) for message in messages], reward=reward, info=info)
 
 
-def _check_choice(key: str, value: str, valid: Sequence[str]) -> None:
-    if value not in valid:
-        raise LmgymError(f"key 'env.{key}' must be {' or '.join(valid)}, not '{value}'")
-
-
-def _counts(answers: Sequence[Answer]) -> dict[str, Any]:
+def _counts(answers: Sequence[Answer] = ()) -> dict[str, Any]:
     return {
         "calls": len(answers),
         "invalid_calls": sum(answer.invalid for answer in answers),
         "tool_errors": sum(answer.failed for answer in answers),
     }
-
-
-def _tools(
-    entries: Sequence[str | Mapping[str, Any]], python: Mapping[str, Any] | None
-) -> tuple[dict[str, Tool], list[Session]]:
-    """The tools, by the name in the model's calls, and the sessions of MCP servers that end with the episode."""
-    if isinstance(entries, str):
-        raise LmgymError(f"key 'env.tools' must be a list of names, such as [{entries}]")
-    if python is not None and "python" not in entries:
-        raise LmgymError("key 'env.python' limits the tool 'python', which is not among 'env.tools'")
-    tools, sessions = dict[str, Tool](), list[Session]()
-    for number, entry in enumerate(entries):
-        if entry == "python":
-            limits = Limits(**check_arguments(Limits, python or {}, "env.python", given=0))
-            chosen = [prepare(python_within(limits))]
-        elif isinstance(entry, str):
-            chosen = [tool(entry)]
-        else:
-            server = McpServer(**check_arguments(McpServer, entry, f"env.tools.{number}", given=0))
-            chosen, session = mcp_tools(server)
-            sessions += [] if server.shared else [session]
-        for one in chosen:
-            if one.name in tools:
-                raise LmgymError(f"key 'env.tools': two tools are called '{one.name}'; the model could not choose")
-            tools[one.name] = one
-    return tools, sessions
 
 
 def _user(name: str) -> Callable[[list[dict[str, str]], Example, int], Any]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.named_models import NamedModel, find_model, model_in_recipe
-from lmgym.rewards.base import Reward, build_rewards
+from lmgym.rewards.base import Reward
+from lmgym.rewards.building import build_rewards
 from lmgym.training.setup import held_out_examples
 from lmgym.types import Example
 

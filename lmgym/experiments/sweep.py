@@ -24,7 +24,7 @@ from lmgym.experiments.parallel_runs import train_in_parallel
 from lmgym.experiments.results import Member, report
 from lmgym.logs.console import Console
 from lmgym.logs.writer import disk_errors
-from lmgym.rewards.base import available_metrics
+from lmgym.rewards.building import available_metrics
 from lmgym.rollouts.evaluate import SELECTED
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.loop import train

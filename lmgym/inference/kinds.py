@@ -55,7 +55,7 @@ class EngineSection(Section):
     """Decoding steps of fixed shapes, which CUDA graphs replay; not measured on a GPU yet."""
     gap_at_load: Gap | None = field(default=None, metadata=FREE)
     """Nats per token that sampled and scored log-probabilities may differ from the model's own forward pass, on
-    average, when it proves itself before training. Default: what the precision explains (docs/models.md)."""
+    average, when it proves itself before training. Default: what the precision explains (docs/models_proof.md)."""
     gap_warning: Gap | None = field(default=None, metadata=FREE)
     """Warn if sampled and trained log-probabilities differ by more nats per token, on average over a step. Default:
     what the precision explains, from 0.001 to 0.1."""

@@ -2,8 +2,8 @@
 
 A few tokens are sampled with the run's engine and scored as in training. Both are compared with the model's own forward
 pass, called as Hugging Face's documentation calls it: each row alone, without padding, cache or positions. If they
-differ by more than rounding explains, lmgym calls this model wrongly, and the run is refused. docs/models.md has the
-formula of the bound and a table of all families."""
+differ by more than rounding explains, lmgym calls this model wrongly, and the run is refused. docs/models_proof.md has
+the formula of the bound and a table of all families."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

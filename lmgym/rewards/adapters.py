@@ -108,8 +108,5 @@ def is_factory(function: Any, name: str) -> bool:
 def adapted(function: Any, style: Style, name: str = "") -> Any:
     """The function as lmgym calls it: unchanged, or a function of a list of episodes if it has another form.
 
-    Example:
-        >>> adapted(mentions, "trl")(episodes)
-        [1.0, 0.0]
-    """
+    Example: adapted(mentions, "trl")(episodes) -> [1.0, 0.0]"""
     return function if style == "lmgym" else MAKERS[style](function, name)

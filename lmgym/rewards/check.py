@@ -8,15 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmgym.core.errors import LmgymError, describe
-from lmgym.rewards.base import (
-    Reward,
-    as_read,
-    build_rewards,
-    call_reward,
-    check_examples,
-    episodes_to_judge,
-    guard_reward,
-)
+from lmgym.rewards.base import Reward, as_read, call_reward, check_examples, episodes_to_judge, guard_reward
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.foreign.trl import is_chat
 from lmgym.types import Episode, Example, Turn
 
@@ -82,12 +75,9 @@ def why_never_paid(reward: Reward, episodes: Sequence[Episode], timeout: float =
     home = getattr(function, "__module__", None) or ""
     if not shown or reward.by_token or (home.startswith("lmgym.") and not home.startswith("lmgym.rewards.foreign.")):
         return ""
-    given: tuple[Any, ...] = ([one.text for one in shown], [one.example for one in shown])
-    if getattr(function, "takes_episodes", False):
-        given = (shown,)
     try:
         with guard_reward(reward, len(shown), timeout):
-            if caught := _caught(lambda: function(*given)):
+            if caught := _caught(lambda: function(*reward.arguments(shown))):
                 return f"the function has caught {caught}"
             other = getattr(function, "other_kind", None)
             paid = other is not None and any(other(shown, **getattr(function, "keywords", {})))

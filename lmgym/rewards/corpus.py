@@ -44,16 +44,13 @@ def corpora(
     """Compute all corpus metrics of these rewards: "NAME/corpus" -> Corpus. `groups` are the episodes of each prompt;
     episodes without an answer, or of a task that the reward is not for, are left out. Raises LmgymError as
     `base.call_reward` does."""
-    found = {}
+    figures = {}
     for reward in rewards:
-        function = getattr(reward.function, "corpus", None)
-        if function is None:
-            continue
-        answered = [episodes_to_judge(reward, [episode for episode in group if episode.turns]) for group in groups]
-        answered = [group for group in answered if group]
-        if answered:
-            found[f"{reward.name}/corpus"] = _corpus(reward, answered, timeout)
-    return found
+        if hasattr(reward.function, "corpus"):
+            answered = [episodes_to_judge(reward, [episode for episode in group if episode.turns]) for group in groups]
+            if answered := [group for group in answered if group]:
+                figures[f"{reward.name}/corpus"] = _corpus(reward, answered, timeout)
+    return figures
 
 
 def _corpus(reward: Reward, groups: Sequence[Sequence[Episode]], timeout: float | None) -> Corpus:

@@ -1,9 +1,8 @@
 """The reward option `normalise`: values relative to a running estimate of their mean and deviation."""
 
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 
 from lmgym.rewards.base import Reward
 from lmgym.types import Episode
@@ -50,7 +49,7 @@ def normalise(
         >>> normalise(episodes, rewards, stage.moments)
     """
     for reward in (reward for reward in rewards if reward.normalise):
-        shown = [one for one in episodes if one.turns and not one.error and reward.applies(one.example)]
+        shown = [e for e in episodes if e.turns and not e.error and reward.applies(e.example)]
         known = moments.setdefault(reward.name, Moments())
         if learn:
             known.add([episode.reward_components[reward.name] for episode in shown])
@@ -61,8 +60,3 @@ def normalise(
             episode.reward_components |= {reward.name: value, f"{reward.name}/raw": raw}
             episode.turns[-1].reward += reward.weight * (value - raw)
             episode.score = sum(turn.reward for turn in episode.turns)
-
-
-def moments_to_json(moments: Mapping[str, Moments]) -> dict[str, Any]:
-    """The estimates as a checkpoint keeps them."""
-    return {name: asdict(known) for name, known in moments.items()}

@@ -12,8 +12,8 @@ from typing import Any
 from lmgym.core.errors import LmgymError, warn
 from lmgym.core.registry import register
 from lmgym.processes.pool import Failure, shared
+from lmgym.rewards.foreign.reasoning_gym import TAGGED, restored
 from lmgym.rewards.maths.final_answer import extract_answer
-from lmgym.rewards.reasoning_gym_entries import TAGGED, restored
 from lmgym.types import Example
 
 MEMORY = 4.0  # GiB that a worker may take
@@ -42,10 +42,8 @@ def reasoning_gym(
 
     Raises LmgymError for an example of another task. Needs the extra lmgym[reasoning].
 
-    Example:
-        >>> reasoning_gym(["<answer>73</answer>"], load_task("reasoning_gym", "test", dataset="chain_sum", limit=1))
-        [1.0]
-    """
+    Example: reasoning_gym(["<answer>73</answer>"], load_task("reasoning_gym", "test", dataset="chain_sum", limit=1))
+    -> [1.0]"""
     for example in examples:
         if "entry" not in example.meta or "dataset" not in example.meta:
             raise LmgymError(f"reward 'reasoning_gym' is for the task of that name, and '{example.id}' is not of it")
@@ -89,12 +87,8 @@ best_score.prepare = _prepare  # type: ignore[attr-defined]
 
 def _answers(text: str, strict: bool) -> list[str]:
     """The candidates for the text's answer; the best of them counts."""
-    tagged = TAGGED.findall(text)
-    if tagged:
-        answers = [tagged[-1].strip()]
-    elif strict:
-        answers = []
-    else:
+    answers = [tagged.strip() for tagged in TAGGED.findall(text)[-1:]]
+    if not answers and not strict:
         answers = list(dict.fromkeys([extract_answer(text, strict=True) or text.strip(), text.strip()]))
     return [answer for answer in answers if len(answer) <= LONGEST]
 

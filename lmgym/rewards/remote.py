@@ -23,10 +23,7 @@ def remote_reward(
     answers; the reply is a JSON object with the list `rewards`, and perhaps `scores` and `extra_logs`, which are
     recorded. A request may take `seconds` and is repeated `retries` times, first after `wait` seconds.
 
-    Example:
-        >>> remote_reward(episodes, url="http://localhost:5000/get_reward")
-        [0.7, -0.2]
-    """
+    Example: remote_reward(episodes, url="http://localhost:5000/get_reward") -> [0.7, -0.2]"""
     owner = "reward 'remote_reward'"
     check_address(url, "key 'rewards.remote_reward.url'")
     if not (0 < seconds < math.inf and 0 <= wait < math.inf and retries >= 0):

@@ -1,4 +1,5 @@
-"""Rewards per token: functions marked with `@each_token`, and any other reward with the option `shaping`.
+"""Rewards per token: functions marked with `@each_token`, and any other reward with the option `shaping`. Rewards per
+turn (option `each_turn`): for a judge of single steps, or a format that each message must keep.
 
 A token's reward is stored in `Turn.token_rewards` of the episode's last turn, and in `Batch.rewards` at that token. The
 tokens' rewards add up to the reward of the whole answer. So algorithms that use whole answers (GRPO, RLOO) see no
@@ -7,6 +8,7 @@ difference; algorithms that use tokens (PPO, A2C, TRPO, NLPO) do."""
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from lmgym.core.errors import LmgymError
@@ -41,7 +43,17 @@ def rewards_by_token(
             f"reward '{reward.name}' pays token by token, for which it needs the tokenizer: "
             "apply_rewards(episodes, rewards, tokenizer=...)"
         )
-    return (_shaped if reward.shaping else _by_token)(reward, episodes, tokenizer, timeout)
+    if not reward.shaping:
+        return _by_token(reward, episodes, tokenizer, timeout)
+    # Score all prefixes of all episodes in one call, then hand the values back to their episodes.
+    prefixes = [token_prefixes(episode, tokenizer) for episode in episodes]
+    values = iter(call_reward(reward, [prefix for several in prefixes for prefix in several], timeout, tokenizer))
+    results = []
+    for episode, several in zip(episodes, prefixes, strict=True):
+        scores = [next(values) for _ in several]
+        changes = [after - before for before, after in pairwise([0.0, *scores])]
+        results.append((scores[-1], changes[: len(episode.turns[-1].action_ids)]))  # a turn may have no action
+    return results
 
 
 def token_prefixes(episode: Episode, tokenizer: Any) -> list[Episode]:
@@ -53,20 +65,6 @@ def token_prefixes(episode: Episode, tokenizer: Any) -> list[Episode]:
         for ids in (last.action_ids[:count] for count in range(1, len(last.action_ids)))
     ]
     return [*(replace(episode, turns=[*before, turn]) for turn in shortened), episode]
-
-
-def _shaped(
-    reward: Reward, episodes: Sequence[Episode], tokenizer: Any, timeout: float | None
-) -> list[tuple[float, list[float]]]:
-    # Score all prefixes of all episodes in one call, then hand the values back to their episodes.
-    prefixes = [token_prefixes(episode, tokenizer) for episode in episodes]
-    values = iter(call_reward(reward, [prefix for own in prefixes for prefix in own], timeout, tokenizer))
-    results = []
-    for episode, own in zip(episodes, prefixes, strict=True):
-        scores = [next(values) for _ in own]
-        changes = [after - before for before, after in zip([0.0, *scores], scores, strict=False)]
-        results.append((scores[-1], changes[: len(episode.turns[-1].action_ids)]))  # a turn may have no action
-    return results
 
 
 def _by_token(
@@ -86,3 +84,24 @@ def _by_token(
         numbers = [finite_number(reward.name, value, index, episodes) for value in row]
         results.append((math.fsum(numbers), numbers))
     return results
+
+
+def rewards_by_turn(
+    reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0, tokenizer: Any = None
+) -> list[list[float]]:
+    """For each episode the rewards of its turns, not yet weighted. A turn's reward is that of the episode as if it
+    ended after this turn. A turn whose action continues in the next one (`Turn.unfinished`) gets 0.
+
+    The reward of the episode is their sum. It costs one call of the reward per turn. Raises as `call_reward` does."""
+    # Score the episodes as if they ended with each action, in one call.
+    ends = [[n for n, turn in enumerate(e.turns) if turn is e.turns[-1] or not turn.unfinished] for e in episodes]
+    prefixes = [
+        replace(episode, turns=episode.turns[: end + 1])
+        for episode, own in zip(episodes, ends, strict=True)
+        for end in own
+    ]
+    values = iter(call_reward(reward, prefixes, timeout, tokenizer))
+    return [
+        [next(values) if index in own else 0.0 for index in range(len(episode.turns))]
+        for episode, own in zip(episodes, ends, strict=True)
+    ]

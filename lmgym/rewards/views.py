@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any, Literal
 
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Episode, Message
 
 Stripping = bool | Literal["opened"]
@@ -18,10 +18,8 @@ def without_thinking(text: str, opened: bool = False) -> str:
     whole. `opened` is for chat templates that write the <think> themselves: then a text without a tag is one unfinished
     thought, so the result is "".
 
-    Example:
-        >>> without_thinking("<think>3? 4?</think>4"), without_thinking("<think>3? 4?"), without_thinking("4")
-        ('4', '', '4')
-    """
+    Example: without_thinking("<think>3? 4?</think>4"), without_thinking("<think>3? 4?"), without_thinking("4")
+    -> ('4', '', '4')"""
     tags = list(TAG.finditer(text))
     if not tags:
         return "" if opened else text
@@ -55,14 +53,12 @@ def as_sequence(episode: Episode, tokenizer: Any, special: bool, changed: bool =
     all that stands behind it (`special`: also with them). Without a tokenizer the texts are those of the data; where
     the answer's text was `changed` for the reward, that stands behind the prompt.
 
-    Example:
-        >>> [message["content"] for message in as_sequence(episode, tokenizer, special=True).messages]
-        ['<|im_start|>user\\n2+2=<|im_end|>\\n<|im_start|>assistant\\n', '4<|im_end|>']
-    """
+    Example: [message["content"] for message in as_sequence(episode, tokenizer, special=True).messages]
+    -> ['<|im_start|>user\\n2+2=<|im_end|>\\n<|im_start|>assistant\\n', '4<|im_end|>']"""
     if not episode.turns:
         return episode
     first, *later = episode.turns
-    read, written = str(plain_text(messages_of(episode.example.prompt))), episode.text
+    read, written = str(plain_text(episode.example.prompt)), episode.text
     if tokenizer is not None:
         ids = [*first.action_ids, *(id for turn in later for id in (*turn.prompt_ids, *turn.action_ids))]
         read = tokenizer.decode(first.source_ids or first.prompt_ids, clean_up_tokenization_spaces=False)

@@ -18,7 +18,8 @@ from lmgym.logs.records import environment_numbers
 from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.rewards.corpus import Corpus, corpora
 from lmgym.rollouts.play import play
-from lmgym.rollouts.rollout import Actor, groups_of
+from lmgym.rollouts.players import Actor
+from lmgym.rollouts.rollout import groups_of
 from lmgym.stats.intervals import Interval, mean_interval, pass_at_k_each
 from lmgym.stats.selection import best_of, majority
 from lmgym.types import Episode, Example
@@ -82,11 +83,10 @@ class EvaluationSection(Section):
 
     def decoding(self, sampling: Sampling) -> Decoding:
         """How answers are decoded in the evaluations of a stage that samples like this."""
-        own = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p", "generation")}
+        settings = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p", "generation")}
         for name in ("max_new_tokens", "min_new_tokens"):
-            given = getattr(self, name)
-            own[name] = getattr(sampling, name) if given is None else given
-        return Decoding(stop=sampling.stop, stop_ids=sampling.stop_ids, **own)
+            settings[name] = getattr(sampling if getattr(self, name) is None else self, name)
+        return Decoding(stop=sampling.stop, stop_ids=sampling.stop_ids, **settings)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from lmgym.core.errors import LmgymError
 from lmgym.rollouts.players import Actor, PromptCache
-from lmgym.types import BarePrompt, Episode, Example, Message, RecipeText
+from lmgym.types import BarePrompt, Episode, Example, Prompt, RecipeText
 
 PLACE = re.compile(r"\{(\w+)\}")
 
 
-def hinted_prompt(hint: str, example: Example) -> str | Sequence[Message]:
+def hinted_prompt(hint: str, example: Example) -> Prompt:
     """The prompt that the teacher gets: the hint, with each name in braces replaced by the example's own text.
 
     {prompt} is the example's prompt; in a chat, the last message of the user, which is replaced. {reference} is the
@@ -19,10 +19,8 @@ def hinted_prompt(hint: str, example: Example) -> str | Sequence[Message]:
 
     Raises LmgymError for a name that the example does not have.
 
-    Example:
-        >>> hinted_prompt("It is {reference}. {prompt}", Example("a/0", "2+2=", references=("4",)))
-        'It is 4. 2+2='
-    """
+    Example: hinted_prompt("It is {reference}. {prompt}", Example("a/0", "2+2=", references=("4",)))
+    -> 'It is 4. 2+2='"""
     if isinstance(example.prompt, str):
         filled, given = _filled(hint, example, example.prompt), example.prompt
         return BarePrompt(filled, getattr(filled, "spans", ()), given.form) if isinstance(given, BarePrompt) else filled
@@ -39,7 +37,7 @@ def hinted_episodes(episodes: Sequence[Episode], hint: str, actor: Actor, contex
 
     Raises LmgymError for an episode of several turns, and if prompt and answer do not fit into the teacher's `context`.
     """
-    encode, found = PromptCache(replace(actor, cut=None)), []
+    encode, hinted = PromptCache(replace(actor, cut=None)), []
     for episode in episodes:
         if len(episode.turns) != 1:
             raise LmgymError(
@@ -54,20 +52,19 @@ def hinted_episodes(episodes: Sequence[Episode], hint: str, actor: Actor, contex
                 f"algorithm.hint: with it example {episode.example.id} has {length} tokens, and the teacher reads "
                 f"{context}; shorten the hint, or lower sampling.max_new_tokens"
             )
-        own = replace(turn, source_ids=ids) if turn.source_ids else replace(turn, prompt_ids=ids)
-        found.append(replace(episode, turns=[own]))
-    return found
+        told = replace(turn, source_ids=ids) if turn.source_ids else replace(turn, prompt_ids=ids)
+        hinted.append(replace(episode, turns=[told]))
+    return hinted
 
 
 def _filled(hint: str, example: Example, prompt: str) -> str:
-    pieces = PLACE.split(hint)  # texts of the recipe, and between them names
-    texts = [RecipeText(piece) if number % 2 == 0 else "" for number, piece in enumerate(pieces)]
-    for number in range(1, len(pieces), 2):
-        texts[number] = prompt if pieces[number] == "prompt" else _known(pieces[number], example)
-    return RecipeText.join(*texts)
+    pieces = enumerate(PLACE.split(hint))  # texts of the recipe, and between them names
+    return RecipeText.join(*(_known(piece, example, prompt) if n % 2 else RecipeText(piece) for n, piece in pieces))
 
 
-def _known(name: str, example: Example) -> str:
+def _known(name: str, example: Example, prompt: str) -> str:
+    if name == "prompt":
+        return prompt
     if name == "reference" and example.references:
         return str(example.references[0])
     if name in example.meta:

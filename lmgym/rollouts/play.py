@@ -2,20 +2,36 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from lmgym.distributed.ranks import Ranks
 from lmgym.envs.base import Env
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import Envs
 from lmgym.inference.base import Sampling
-from lmgym.rewards.base import Reward
-from lmgym.rewards.streaming import background_scoring
+from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import apply_rewards, collect_numbered, finished_episodes
 from lmgym.types import Episode, Example
 
 NO_EXAMPLE = Example("", "")  # in the place of an example that every rank has
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The prompts of one draw of a step, as (group, example), and what their answers are collected with. All random
+    numbers come from `key`, which ends in the number of the step and of the draw.
+
+    Example: Draw(list(enumerate(examples)), (0, "stage", 0, "step", 3, 0), actor, Sampling())"""
+
+    prompts: Sequence[tuple[int, Example]]
+    key: tuple[int | str, ...]
+    actor: Actor
+    sampling: Sampling
+    envs: Envs | Callable[[], Env] = SingleTurn
+    rewards: Sequence[Reward] = ()
+    timeout: float = 60.0
 
 
 def play(
@@ -32,39 +48,30 @@ def play(
     these two do.
 
     Example: play(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), rewards=[reward])"""
-    played = play_share(prompts, actor, sampling, path, envs, rewards, timeout)
+    played = play_share(Draw(prompts, tuple(path), actor, sampling, envs, rewards, timeout))
     return finished_episodes(exchanged(actor.ranks, played, prompts))
 
 
-def play_share(
-    prompts: Sequence[tuple[int, Example]],
-    actor: Actor,
-    sampling: Sampling,
-    path: Sequence[int | str],
-    envs: Envs | Callable[[], Env] = SingleTurn,
-    rewards: Sequence[Reward] = (),
-    timeout: float = 60.0,
-) -> dict[int, list[Episode]]:
+def play_share(draw: Draw) -> dict[int, list[Episode]]:
     """The first half of `play`: this rank's scored episodes by the number of their environment. It asks no other rank,
     so it may run beside other work."""
-    own = actor.ranks.share_groups(enumerate(prompts), group=lambda numbered: numbered[1][0])
-    played = collect_numbered(own, actor, sampling, path, envs, background_scoring(rewards))
-    apply_rewards([one for episodes in played.values() for one in episodes], rewards, timeout, actor.tokenizer)
+    actor = draw.actor
+    share = actor.ranks.share_groups(enumerate(draw.prompts), group=lambda numbered: numbered[1][0])
+    played = collect_numbered(share, actor, draw.sampling, draw.key, draw.envs, background_scoring(draw.rewards))
+    apply_rewards([one for each in played.values() for one in each], draw.rewards, draw.timeout, actor.tokenizer)
     return played
 
 
 def exchanged(
-    ranks: Ranks, own: Mapping[int, Sequence[Episode]], prompts: Sequence[tuple[int, Example]]
+    ranks: Ranks, played: Mapping[int, Sequence[Episode]], prompts: Sequence[tuple[int, Example]]
 ) -> dict[int, list[Episode]]:
     """The episodes of all ranks by the number of their environment; `prompts` has the example of each number.
 
     Example: exchanged(ranks, {0: [episode]}, [(0, example), (1, other)])  # with another rank's {1: [episode]}"""
+    every = {number: list(episodes) for number, episodes in played.items()}
     if ranks.size == 1:
-        return {number: list(episodes) for number, episodes in own.items()}
-    sent = {
-        n: [replace(one, example=NO_EXAMPLE).to_json(seconds=True) for one in episodes] for n, episodes in own.items()
-    }
-    every = {number: list(episodes) for number, episodes in own.items()}
+        return every
+    sent = {n: [replace(one, example=NO_EXAMPLE).to_json(seconds=True) for one in each] for n, each in every.items()}
     for rank, part in enumerate(ranks.gather(json.dumps(sent).encode())):
         if rank != ranks.rank:  # what travels comes back bit for bit, so its own need not be read again
             trees = json.loads(part).items()
@@ -72,3 +79,21 @@ def exchanged(
     for number, episodes in every.items():
         every[number] = [replace(episode, example=prompts[number][1]) for episode in episodes]
     return every
+
+
+def background_scoring(rewards: Sequence[Reward]) -> Callable[[Episode], None] | None:
+    """A callback that starts to score an episode; call it as soon as the episode's text is final. None if no reward can
+    start early. `call_reward` later picks the values up; they are the same as without the callback."""
+    # Rewards by token or by turn score prefixes of the answer, not the answer alone.
+    early = [r for r in rewards if hasattr(r.function, "begin") and not (r.by_token or r.each_turn)]
+    if not early:
+        return None
+
+    def begin(episode: Episode) -> None:
+        for reward in early:
+            # An error is raised again when the rewards are computed, and is reported there.
+            with suppress(Exception):
+                for shown in episodes_to_judge(reward, [episode]):
+                    reward.function.begin(shown.text, shown.example)  # type: ignore[attr-defined]
+
+    return begin

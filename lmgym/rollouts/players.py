@@ -29,7 +29,7 @@ from lmgym.text.chat import (
     source_ids,
     start_ids,
 )
-from lmgym.types import BarePrompt, Episode, Message, Turn, recipe_spans
+from lmgym.types import BarePrompt, Episode, Message, Prompt, Turn, recipe_spans
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Actor:
 
     Example: Actor(engine, tokenizer)"""
 
-    engine: Engine
+    engine: Engine[Any]
     tokenizer: Any
     template: Mapping[str, Any] = field(default_factory=dict)
     version: int = 0
@@ -54,7 +54,7 @@ class Actor:
     answer_start: str = ""
     ranks: Ranks = ALONE
 
-    def encode_prompt(self, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
+    def encode_prompt(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a first prompt, for the encoder, or for a causal model with the start of the answer. `template`
         replaces the actor's own."""
         arguments = self.template if template is None else template
@@ -80,7 +80,7 @@ class PromptCache:
         self.encode = actor.encode_prompt
         self.ids: dict[tuple[str, str], list[int]] = {}
 
-    def __call__(self, prompt: str | Sequence[Message], template: Mapping[str, Any]) -> list[int]:
+    def __call__(self, prompt: Prompt, template: Mapping[str, Any]) -> list[int]:
         text = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         arguments = json.dumps(dict(template), sort_keys=True, default=repr) if template else ""
         key = (json.dumps([text, recipe_spans(prompt)]), arguments)
@@ -109,7 +109,7 @@ class PlayerState:
     first: int = 0  # messages of the first prompt
     told: list[Message] = field(default_factory=list)  # as `history`, with what the past has lost
 
-    def begin(self, prompt: str | Sequence[Message], encode: PromptCache) -> None:
+    def begin(self, prompt: Prompt, encode: PromptCache) -> None:
         """Start the conversation, or start it again, with a prompt. Raises LmgymError if the prompt has no token, or if
         an environment has put a rendered prompt into a message."""
         if getattr(self.episode.example.prompt, "form", "text") == "rendered" and not isinstance(prompt, str):

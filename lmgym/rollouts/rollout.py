@@ -19,8 +19,7 @@ from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import EnvFailure, Envs, InProcess
 from lmgym.inference.base import Sampling
 from lmgym.rewards.base import Reward, call_reward, check_size
-from lmgym.rewards.token_credit import rewards_by_token
-from lmgym.rewards.turn_credit import rewards_by_turn
+from lmgym.rewards.token_credit import rewards_by_token, rewards_by_turn
 from lmgym.rollouts.given_answers import given_turn, given_turns
 from lmgym.rollouts.players import Actor, EpisodeState, PlayerState, PromptCache, begin_episode
 from lmgym.text.chat import decode
@@ -60,11 +59,10 @@ def collect_numbered(
 ) -> dict[int, list[Episode]]:
     """`collect` for a part of a rollout: the prompts have their numbers in the whole. Returns the episodes that learn
     by the number of their environment; `finished_episodes` puts those of all parts together."""
-    envs, limit = _environments(envs, actor)
     loop = RolloutLoop(prompts, actor, path, envs, ended)
     while loop.waiting or loop.live:
-        loop.begin_waiting(limit)
-        loop.take_turns(sampling, one_turn=limit is None)
+        loop.begin_waiting(None if loop.one_turn else actor.engine.rows)
+        loop.take_turns(sampling)
     return loop.learners
 
 
@@ -80,11 +78,9 @@ def finished_episodes(learners: Mapping[int, Sequence[Episode]]) -> list[Episode
             episode.index = len(episodes)
             episode.score = sum(turn.reward for turn in episode.turns)
             episodes.append(episode)
-    failed = [episode.error for episode in episodes if episode.error]
-    if len(failed) > MOST_FAILURES * len(episodes):
-        which = (
-            "every environment" if len(failed) == len(episodes) else f"{len(failed)} of {len(episodes)} environments"
-        )
+    failed, count = [episode.error for episode in episodes if episode.error], len(episodes)
+    if len(failed) > MOST_FAILURES * count:
+        which = "every environment" if len(failed) == count else f"{len(failed)} of {count} environments"
         raise LmgymError(f"{which} of this rollout failed; the first one: {failed[0]}")
     return episodes
 
@@ -100,9 +96,8 @@ def demonstrate(
     these are reference answers (one is drawn for each example that has several; `every_turn`: with the assistant's
     earlier messages), else the turns that each environment's own `demonstrate` returns. Raises LmgymError if an example
     has no reference."""
-    envs, limit = _environments(envs, actor)
-    if limit is not None:
-        loop = RolloutLoop(list(enumerate(prompts)), actor, path, envs)
+    loop = RolloutLoop(list(enumerate(prompts)), actor, path, envs)
+    if not loop.one_turn:
         loop.begin_waiting(None)
         while loop.live:
             loop.demonstrate_turns()
@@ -123,21 +118,23 @@ def apply_rewards(
     episodes: Sequence[Episode], rewards: Sequence[Reward], timeout: float = 60.0, tokenizer: Any = None
 ) -> None:
     """Fill in `reward_components` and `score` of each episode: environment rewards plus weighted reward functions. A
-    reward is paid on the last token of the last turn, unless it pays each turn (rewards/turn_credit.py) or each token
-    (rewards/token_credit.py, which needs the `tokenizer`). `timeout` is the limit of one reward call in seconds."""
+    reward is paid on the last token of the last turn, unless it pays each turn or each token
+    (rewards/token_credit.py; that needs the `tokenizer`). `timeout` is the limit of one reward call in seconds."""
     played = [episode for episode in episodes if episode.turns]  # an environment may fail before its first turn
     for reward in rewards:
         for episode in episodes:
             episode.reward_components[reward.name] = 0.0
         if not played:
             continue
+        # Pay each token, each turn, or the last turn.
         began = time.perf_counter()
         if reward.by_token:
-            for episode, (value, tokens) in zip(
-                played, rewards_by_token(reward, played, tokenizer, timeout), strict=True
-            ):
-                episode.reward_components[reward.name] = value
-                _pay_tokens(episode.turns[-1], reward.weight * value, [reward.weight * earned for earned in tokens])
+            paid = rewards_by_token(reward, played, tokenizer, timeout)
+            for episode, (value, tokens) in zip(played, paid, strict=True):
+                episode.reward_components[reward.name], last = value, episode.turns[-1]
+                before = last.token_rewards or [0.0] * len(last.action_ids)
+                last.reward += reward.weight * value
+                last.token_rewards = [old + reward.weight * new for old, new in zip(before, tokens, strict=True)]
         elif reward.each_turn:
             for episode, values in zip(played, rewards_by_turn(reward, played, timeout, tokenizer), strict=True):
                 episode.reward_components[reward.name] = math.fsum(values)
@@ -150,17 +147,11 @@ def apply_rewards(
         seconds = time.perf_counter() - began
         for episode in played:
             episode.reward_seconds[reward.name] = seconds
+    # Add up what the turns have earned.
     for episode in episodes:
         episode.score = sum(turn.reward for turn in episode.turns)
         for reward in (reward for reward in rewards if reward.weight):
             check_size(reward, episode)
-
-
-def _pay_tokens(turn: Turn, total: float, tokens: list[float]) -> None:
-    """Add a reward to a turn, and to each of its tokens what that token has earned."""
-    before = turn.token_rewards or [0.0] * len(turn.action_ids)
-    turn.reward += total
-    turn.token_rewards = [old + new for old, new in zip(before, tokens, strict=True)]
 
 
 def groups_of(episodes: Sequence[Episode]) -> list[list[Episode]]:
@@ -169,16 +160,6 @@ def groups_of(episodes: Sequence[Episode]) -> list[list[Episode]]:
     for episode in episodes:
         groups.setdefault(episode.group, []).append(episode)
     return list(groups.values())
-
-
-def _environments(envs: Envs | Callable[[], Env], actor: Actor) -> tuple[Envs, int | None]:
-    """The environments behind one call, and how many may be alive at a time (None: all, if each has one turn)."""
-    together: Any = envs if hasattr(envs, "begin") else InProcess(envs)  # type: ignore[arg-type]
-    return together, None if _asks_once(together) else actor.engine.rows
-
-
-def _asks_once(envs: Envs) -> bool:
-    return getattr(envs, "make_env", None) is SingleTurn
 
 
 class RolloutLoop:
@@ -190,12 +171,13 @@ class RolloutLoop:
         prompts: Sequence[tuple[int, tuple[int, Example]]],
         actor: Actor,
         path: Sequence[int | str],
-        envs: Envs,
+        envs: Envs | Callable[[], Env],
         ended: Callable[[Episode], None] | None = None,
     ) -> None:
-        self.actor, self.envs, self.encode, self.ended = actor, envs, PromptCache(actor), ended
-        self.past: Past = getattr(envs, "past", WHOLE)
-        self.one_turn = _asks_once(envs)  # then the prompts are the data's
+        self.actor, self.encode, self.ended = actor, PromptCache(actor), ended
+        self.envs: Any = envs if hasattr(envs, "begin") else InProcess(envs)
+        self.past: Past = getattr(self.envs, "past", WHOLE)
+        self.one_turn = getattr(self.envs, "make_env", None) is SingleTurn  # then the prompts are the data's
         self.env_key, self.episode_key = seeds.key(*path, "environment"), seeds.key(*path, "episode")
         first = [(n, Episode(example, group, n, version=actor.version)) for n, (group, example) in prompts]
         self.waiting, self.live = deque(first), list[EpisodeState]()
@@ -225,20 +207,20 @@ class RolloutLoop:
             self.learners[index] = [state.players[number].episode for number in opening.learners]
             self.live.append(state)
 
-    def take_turns(self, sampling: Sampling, one_turn: bool) -> None:
+    def take_turns(self, sampling: Sampling) -> None:
         """One sampled turn in each live environment, with one engine call for each actor."""
         actors = {id(state.player.actor): state.player.actor for state in self.live}
         for actor in actors.values():
             players = [state.player for state in self.live if state.player.actor is actor]
-            requests = [player.request(one_turn) for player in players]
-            streaming = {"ended": self._announce(players)} if one_turn and self.ended is not None else {}
+            requests = [player.request(self.one_turn) for player in players]
+            streaming = {"ended": self._announce(players)} if self.one_turn and self.ended is not None else {}
             began = time.perf_counter()
             completions = actor.engine.generate(requests, sampling, **streaming)
             seconds = time.perf_counter() - began
             for player, completion in zip(players, completions, strict=True):
                 player.add_turn(completion, decode(actor.tokenizer, completion.ids), sampling.min_new_tokens)
                 player.episode.turns[-1].seconds["sampling"] = seconds
-        for state in self._step([None] * len(self.live), one_turn):
+        for state in self._step([None] * len(self.live)):
             for episode in self.learners[state.index]:
                 if self.ended is not None and self.live and not episode.error:
                     self.ended(episode)
@@ -267,14 +249,14 @@ class RolloutLoop:
         """What the newest call of an environment took; 0 if its `Envs` do not say."""
         return float(getattr(self.envs, "spent", {}).get(index, 0.0))
 
-    def _step(self, failures: list[EnvFailure | None], one_turn: bool = False) -> list[EpisodeState]:
+    def _step(self, failures: list[EnvFailure | None]) -> list[EpisodeState]:
         """Step the environments whose player has taken a turn; the live ones are kept, the finished ones returned."""
         # Environments that have failed already are not asked.
         turns = {state.index: state.player.episode.turns for state in self.live}
         asked = [state.index for state, failure in zip(self.live, failures, strict=True) if failure is None]
         answers = self.envs.step([(index, turns[index][-1].text, turns[index][-1].stop) for index in asked])
         steps = dict(zip(asked, answers, strict=True))
-        for index in [] if one_turn else asked:  # a question's own environment takes no time
+        for index in [] if self.one_turn else asked:  # a question's own environment takes no time
             turns[index][-1].seconds["environment"] = self._seconds(index) + self.opened.pop(index, 0.0)
 
         live, finished = list[EpisodeState](), list[EpisodeState]()

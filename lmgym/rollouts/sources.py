@@ -10,34 +10,12 @@ from typing import Any, ClassVar
 from lmgym.core import registry, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.envs.base import Env
-from lmgym.envs.single_turn import SingleTurn
-from lmgym.envs.vector import Envs
-from lmgym.inference.base import Sampling
-from lmgym.rewards.base import Reward
 from lmgym.rollouts.given_answers import check_labelled, labelled_steps, rated_answers
-from lmgym.rollouts.play import play
-from lmgym.rollouts.players import Actor
-from lmgym.rollouts.rollout import demonstrate
+from lmgym.rollouts.play import Draw, exchanged, play_share
+from lmgym.rollouts.rollout import demonstrate, finished_episodes
 from lmgym.text.chat import answer_ids
 from lmgym.text.steps import step_ids
 from lmgym.types import Episode, Example
-
-
-@dataclass(frozen=True)
-class Draw:
-    """The prompts of one draw of a step, as (group, example), and what their answers are collected with. All random
-    numbers come from `key`, which ends in the number of the step and of the draw.
-
-    Example: Draw(list(enumerate(examples)), (0, "stage", 0, "step", 3, 0), actor, Sampling())"""
-
-    prompts: Sequence[tuple[int, Example]]
-    key: tuple[int | str, ...]
-    actor: Actor
-    sampling: Sampling
-    envs: Envs | Callable[[], Env] = SingleTurn
-    rewards: Sequence[Reward] = ()
-    timeout: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -128,9 +106,9 @@ def answered_and_given(
     Example: answered_and_given([(0, example)], 0.0, (0, "step", 3, 0)) -> ([(0, example)], [])"""
     if not share:
         return numbered, []
-    drawn = seeds.uniforms([seeds.key(*path, "given", number) for number, _ in numbered], 0, 1)[:, 0]
-    given = [one for one, uniform in zip(numbered, drawn.tolist(), strict=True) if uniform < share]
-    return [one for one, uniform in zip(numbered, drawn.tolist(), strict=True) if uniform >= share], given
+    drawn = seeds.uniforms([seeds.key(*path, "given", number) for number, _ in numbered], 0, 1)[:, 0].tolist()
+    answered = [one for one, uniform in zip(numbered, drawn, strict=True) if uniform >= share]
+    return answered, [one for one, uniform in zip(numbered, drawn, strict=True) if uniform < share]
 
 
 @register("source", "policy")
@@ -140,7 +118,7 @@ class PolicyAnswers(Source):
     samples, of_examples, counted = True, False, "answers"
 
     def episodes(self, draw: Draw) -> list[Episode]:
-        return play(draw.prompts, draw.actor, draw.sampling, draw.key, draw.envs, draw.rewards, draw.timeout)
+        return finished_episodes(exchanged(draw.actor.ranks, play_share(draw), draw.prompts))
 
 
 @register("source", "references")

@@ -2,7 +2,7 @@
 
 The independent unit is always the prompt: eight samples of one prompt contain less information than one sample of each
 of eight prompts. So the samples of a prompt count through their mean. How often each interval covers the truth was
-simulated (docs/comparing.md, benchmarks/intervals.py). Where nothing is known of the spread there is no interval: its
+simulated (docs/intervals.md, benchmarks/intervals.py). Where nothing is known of the spread there is no interval: its
 bounds are NaN, and tables say so."""
 
 import math

@@ -2,7 +2,8 @@
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Le
@@ -48,6 +49,7 @@ FORMS = {
         "How many {things} does {name} take home?",
     ),
 }
+APPLY = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.floordiv}
 ACTIONS = {
     "add": ("gets {n} more", "buys {n} more", "finds {n} more", "wins {n} more", "makes {n} more"),
     "subtract": ("loses {n}", "sells {n}", "gives away {n}", "breaks {n}", "lends {n}"),
@@ -108,9 +110,10 @@ def arithmetic(
     count = {"train": size, "validation": validation_size, "test": test_size}[split]
     examples: dict[str, Example] = {}
     fruitless = 0
-    for prompt, split_of_problem, working, answer, applied in _problems(
-        tuple(operations), largest, steps, style, held_out
-    ):
+    # One problem after the other, without end and with repetitions.
+    draw = functools.partial(_block, tuple(operations), largest, steps, style, held_out)
+    problems = itertools.chain.from_iterable(map(draw, itertools.count()))
+    for prompt, split_of_problem, working, answer, applied in problems:
         if len(examples) >= count:
             break
         if fruitless > PATIENCE:
@@ -148,20 +151,12 @@ def _split_of(text: str) -> str:
     return "test" if drawn < HELD_OUT else "validation" if drawn < 2 * HELD_OUT else "train"
 
 
-def _problems(
-    operations: tuple[str, ...], largest: int, steps: int, style: str, held_out: str
-) -> Iterator[tuple[str, ...]]:
-    """Prompt, its split, working, answer and operations of one problem after the other, without end and with
-    repetitions. What could not be made into a problem has no text and no split."""
-    for number in itertools.count():
-        yield from _block(operations, largest, steps, style, held_out, number)
-
-
 @functools.lru_cache(maxsize=64)
 def _block(
     operations: tuple[str, ...], largest: int, steps: int, style: str, held_out: str, number: int
 ) -> list[tuple[str, ...]]:
-    """A block of the problems; all splits and stages of a run draw from the same ones, so they are kept."""
+    """Prompt, its split, working, answer and operations of each problem of a block. What could not be made into a
+    problem has no text and no split. All splits and stages of a run draw from the same blocks, so they are kept."""
     key = seeds.key("arithmetic", ",".join(operations), largest, steps, style)
     width = 4 + 3 * steps  # uniform numbers per problem
     block = seeds.uniforms([key], number * BLOCK * width, BLOCK * width).reshape(BLOCK, width).tolist()
@@ -183,34 +178,23 @@ def _problem(
         operation = _pick(tuple(possible), numbers[index])
         operand = _pick(possible[operation], numbers[index + 1])
         actions.append(_pick(ACTIONS[operation], numbers[index + 2]).format(n=operand))
-        result = _apply(operation, total, operand)
+        result = APPLY[operation](total, operand)
         sum_ = f"{total}{SIGNS[operation]}{operand}"
         working.append(f"{sum_}=<<{sum_}={result}>>{result}")
         applied.append(operation)
         operands.append(operand)
         total = result
-    joined = actions[0] if len(actions) == 1 else ", ".join(actions[:-1]) + " and " + actions[-1]
     if style == "sum":
         signs = zip(applied, operands[1:], strict=True)
         prompt = f"{first}" + "".join(f" {SIGNS[operation]} {operand}" for operation, operand in signs) + ENDING
     else:
-        prompt = _prompt(_pick(FORMS[style], numbers[0]), name, things, first, joined)
+        form, joined = _pick(FORMS[style], numbers[0]), actions[0]
+        if len(actions) > 1:  # "has 7 pens, gets 5 more and loses 2": one list, one "and"
+            form = form.replace("{things} and {actions}", "{things}, {actions}")
+            joined = ", ".join(actions[:-1]) + " and " + actions[-1]
+        prompt = form.format(name=name, things=things, start=first, actions=joined) + ENDING
     split = _split_of(prompt if held_out == "prompts" else " ".join(map(str, sorted(operands))))
     return prompt, split, "\n".join(working), str(total), ", ".join(applied)
-
-
-def _prompt(form: str, name: str, things: str, start: int, actions: str) -> str:
-    if "," in actions or " and " in actions:  # "has 7 pens, gets 5 more and loses 2": one list, one "and"
-        form = form.replace("{things} and {actions}", "{things}, {actions}")
-    return form.format(name=name, things=things, start=start, actions=actions) + ENDING
-
-
-def _apply(operation: str, total: int, operand: int) -> int:
-    if operation == "add":
-        return total + operand
-    if operation == "subtract":
-        return total - operand
-    return total * operand if operation == "multiply" else total // operand
 
 
 def _operands(operation: str, total: int, largest: int) -> Sequence[int]:

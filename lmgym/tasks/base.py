@@ -1,4 +1,4 @@
-"""Tasks: loading one, few-shot examples, and `check_task`, which tests the contract of a task.
+"""Tasks: loading one, and `check_task`, which tests the contract of a task.
 
 A task is a registered function `task(split, **arguments)` that returns or yields Examples. Splits are "train",
 "validation" and "test"; a task raises MissingSplit for a split that it does not have."""
@@ -6,48 +6,25 @@ A task is a registered function `task(split, **arguments)` that returns or yield
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
-from lmgym.core import registry, seeds
+from lmgym.core import registry
 from lmgym.core.errors import LmgymError, describe, place
-from lmgym.core.files import read_text
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments, check_text
-from lmgym.tasks.prompt_forms import Prompts, in_form
+from lmgym.tasks.prompt_forms import FewShot as FewShot
+from lmgym.tasks.prompt_forms import Prompts, few_shot_of, in_form, with_options
 from lmgym.tasks.rows import MissingSplit as MissingSplit
 from lmgym.tasks.rows.unfit import Choice, collecting
-from lmgym.tasks.streamed import StreamedExamples, first_of, in_memory
-from lmgym.types import Example, Message, RecipeText
+from lmgym.tasks.streamed import StreamedExamples, first_of
+from lmgym.types import Example, Message
 
-OPTIONS = (
-    "limit",
-    "system_prompt",
-    "few_shot",
-    "prompt_prefix",
-    "prompt_suffix",
-    "prompts",
-    "unfit",
-)  # of any task, see `load_task`
-LONGEST_SYSTEM_PROMPT = 2**20  # bytes
+# Of any task, see `load_task`.
+OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix", "prompts", "unfit")
 SPLITS = ("train", "validation", "test")
 Task = TypeVar("Task", bound=Callable[..., Any])
 Prompt = str | Sequence[Message]
-
-
-@dataclass(frozen=True)
-class FewShot:
-    """`n` solved examples from `split`, put before each prompt.
-
-    draw "fixed": the first n examples, the same for every prompt. draw "random": n examples drawn for each prompt, as a
-    function of the seed and the example's id. An example is never its own shot.
-
-    Example: FewShot(n=8, draw="random")"""
-
-    n: int = 4
-    draw: Literal["fixed", "random"] = "fixed"
-    split: str = "train"
 
 
 def load_task(
@@ -92,12 +69,11 @@ def load_task(
             raise LmgymError(f"key 'task.{option}' must be a text, not {text!r}")
     if unfit not in ("refuse", "drop"):
         raise LmgymError(f"key 'task.unfit' must be 'refuse' or 'drop', not {unfit!r}")
-    shots = _few_shot(few_shot)
+    shots = few_shot_of(few_shot)
     examples = _examples(name, split, arguments, unfit)
     source = examples if shots is None or shots.split == split else _examples(name, shots.split, arguments, unfit)
-    affixes = (prompt_prefix, prompt_suffix)
     examples = examples if limit is None else examples[:limit]
-    examples = _with_options(examples, affixes, _system_text(system_prompt), shots, source, seed)
+    examples = with_options(examples, (prompt_prefix, prompt_suffix), system_prompt, shots, source, seed)
     return in_form(examples, name, prompts)
 
 
@@ -131,18 +107,17 @@ def examples_from_prompts(prompts: Sequence[Prompt], section: Mapping[str, Any],
         >>> examples_from_prompts(["2+2="], {"name": "arithmetic", "system_prompt": "Add."})[0].prompt
         [{'role': 'system', 'content': 'Add.'}, {'role': 'user', 'content': '2+2=\\nAnswer:'}]
     """
-    shots = _few_shot(section.get("few_shot"))
+    shots = few_shot_of(section.get("few_shot"))
     arguments = {key: value for key, value in section.items() if key not in (*OPTIONS, "name", "split")}
     source = _examples(section["name"], shots.split, arguments, section.get("unfit", "refuse")) if shots else []
     examples = []
     for index, problem in enumerate(prompts):
         if not (problem if isinstance(problem, str) else problem and problem[-1]["content"]):
             raise LmgymError(f"prompt {index + 1} is empty; give it some text")
-        prompt = _written(section["name"], arguments, problem)
-        examples.append(Example(id=f"prompt/{index}", prompt=prompt))
-        _check_texts(examples[-1], f"prompt {index + 1}")
+        example = Example(id=f"prompt/{index}", prompt=_written(section["name"], arguments, problem))
+        examples.append(_checked(f"prompt {index + 1}", example))
     affixes = (section.get("prompt_prefix", ""), section.get("prompt_suffix", ""))
-    written = _with_options(examples, affixes, _system_text(section.get("system_prompt")), shots, source, seed)
+    written = with_options(examples, affixes, section.get("system_prompt"), shots, source, seed)
     return in_form(written, section["name"], section.get("prompts", "auto"))
 
 
@@ -192,8 +167,7 @@ def check_task(name: str, split: str = "train", **arguments: Any) -> None:
                 raise LmgymError(
                     f"task '{name}': id '{example.id}' is in both train and {other}; splits must be disjoint"
                 )
-            if str(example.prompt) in prompts:
-                twin = prompts[str(example.prompt)]
+            if (twin := prompts.get(str(example.prompt))) is not None:
                 raise LmgymError(
                     f"task '{name}': {other} example '{example.id}' has the prompt of train example '{twin}'"
                 )
@@ -216,8 +190,9 @@ def _examples(name: str, split: str, arguments: Mapping[str, Any], unfit: Choice
     when it is read."""
     task = registry.get("task", name)
     arguments = check_arguments(task, arguments, "task", given=1, also=OPTIONS)
+    whose = f"task '{name}', split '{split}'"
     try:
-        with collecting(unfit, f"task '{name}', split '{split}'"):
+        with collecting(unfit, whose):
             produced = task(split, **arguments)
             if not isinstance(produced, Iterable):
                 raise LmgymError(
@@ -227,159 +202,35 @@ def _examples(name: str, split: str, arguments: Mapping[str, Any], unfit: Choice
     except (LmgymError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit, too
-        raise LmgymError(f"task '{name}', split '{split}', raised {describe(error)}{place(error, __file__)}") from error
+        raise LmgymError(f"{whose}, raised {describe(error)}{place(error, __file__)}") from error
     if not examples:
         where = f"; task.path is {arguments['path']}" if arguments.get("path") else ""
         raise LmgymError(f"task '{name}' has no examples in split '{split}'{where}")
     ids = set[str]()
     for index, example in enumerate(first_of(examples)):
         if not (isinstance(example, Example) and isinstance(example.id, str)):
-            raise LmgymError(f"task '{name}', split '{split}': item {index} is no Example with a text as its id")
+            raise LmgymError(f"{whose}: item {index} is no Example with a text as its id")
         if example.id in ids:
-            raise LmgymError(f"task '{name}', split '{split}': the id '{example.id}' comes twice; ids must be unique")
+            raise LmgymError(f"{whose}: the id '{example.id}' comes twice; ids must be unique")
         if not example.prompt:
-            raise LmgymError(f"task '{name}', split '{split}': the prompt of '{example.id}' is empty")
+            raise LmgymError(f"{whose}: the prompt of '{example.id}' is empty")
         if not (isinstance(example.references, tuple) and all(isinstance(text, str) for text in example.references)):
-            raise LmgymError(f"task '{name}', split '{split}': references of '{example.id}' must be a tuple of texts")
-        _check_texts(example, f"task '{name}', split '{split}'")
-        ids.add(example.id)
-
-    def checked(example: Example) -> Example:
-        _check_texts(example, f"task '{name}', split '{split}'")
-        return example
-
-    return examples.map(checked) if isinstance(examples, StreamedExamples) else examples
+            raise LmgymError(f"{whose}: references of '{example.id}' must be a tuple of texts")
+        ids.add(_checked(whose, example).id)
+    return examples.map(partial(_checked, whose)) if isinstance(examples, StreamedExamples) else examples
 
 
-def _check_texts(example: Example, where: str) -> None:
-    """Raise LmgymError for a prompt that is neither a text nor messages, and for text that no tokenizer can encode."""
-    messages = [] if isinstance(example.prompt, str) else list(example.prompt)
-    if not all(isinstance(one, Mapping) and isinstance(one.get("content"), str) for one in messages):
+def _checked(whose: str, example: Example) -> Example:
+    """The example. Raises LmgymError for a prompt that is neither a text nor messages, and for text that no tokenizer
+    can encode."""
+    messages = [{"content": example.prompt}] if isinstance(example.prompt, str) else list(example.prompt)
+    if not all(isinstance(message, Mapping) and isinstance(message.get("content"), str) for message in messages):
         raise LmgymError(
-            f"{where}: the prompt of '{example.id}' is no text, and no list of messages with role and content"
+            f"{whose}: the prompt of '{example.id}' is no text, and no list of messages with role and content"
         )
-    prompt = [example.prompt] if isinstance(example.prompt, str) else [one["content"] for one in messages]
     try:
-        for text in (*prompt, *example.references):
-            check_text(text, f"{where}: the prompt or a reference of '{example.id}'")
+        for text in (*(message["content"] for message in messages), *example.references):
+            check_text(text, f"{whose}: the prompt or a reference of '{example.id}'")
     except ValueError as error:
         raise LmgymError(str(error)) from error
-
-
-def _few_shot(few_shot: FewShot | dict[str, Any] | None) -> FewShot | None:
-    if few_shot is None:
-        return None
-    given = asdict(few_shot) if isinstance(few_shot, FewShot) else few_shot
-    if not isinstance(given, dict):
-        raise LmgymError(f"key 'task.few_shot' must be a section with n, draw and split, not {few_shot!r}")
-    shots = FewShot(**check_arguments(FewShot, given, "task.few_shot", given=0))
-    if shots.n < 0:
-        raise LmgymError(f"task.few_shot.n must be 0 or more, not {shots.n}")
-    return shots
-
-
-def _system_text(system_prompt: str | None) -> str | None:
-    """The system prompt, read from its file if it is "file:PATH"."""
-    if not isinstance(system_prompt, str | None):
-        raise LmgymError(f"key 'task.system_prompt' must be a text, or file:PATH, not {str(system_prompt)[:100]}")
-    if system_prompt is None or not system_prompt.startswith("file:"):
-        return system_prompt
-    path = Path(system_prompt.removeprefix("file:")).expanduser()
-    try:
-        return read_text(path, LONGEST_SYSTEM_PROMPT).removesuffix("\n")
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null character
-        raise LmgymError(f"task.system_prompt: cannot read {path} as UTF-8 text ({error})") from error
-
-
-def _chooser(shots: FewShot, source: Sequence[Example], seed: int) -> Callable[[Example], list[Example]]:
-    """A function from an example to its shots."""
-    # An example must not see its own prompt solved, so shots with an equal prompt are skipped.
-    indices: dict[str, set[int]] = {}
-    for index, shot in enumerate(source):
-        indices.setdefault(str(shot.prompt), set()).add(index)
-
-    def choose(example: Example) -> list[Example]:
-        own = indices.get(str(example.prompt), set())
-        others = len(source) - len(own)
-        if others < shots.n:
-            raise LmgymError(f"task.few_shot.n is {shots.n}, but split '{shots.split}' has {others} other examples")
-        enough = shots.n + len(own)  # so many candidates always hold n that may be used
-        fixed = shots.draw == "fixed"
-        candidates = range(enough) if fixed else _draw(len(source), enough, seed, "few_shot", example.id)
-        return [source[index] for index in candidates if index not in own][: shots.n]
-
-    return choose
-
-
-def _draw(size: int, count: int, *path: int | str) -> list[int]:
-    """`count` distinct indices below `size`, in random order; faster than a whole permutation for each example."""
-    drawn: dict[int, None] = {}  # a dict keeps the order of drawing
-    start, key = 0, seeds.key(*path)
-    while len(drawn) < count:
-        drawn |= dict.fromkeys((seeds.uniforms([key], start, 2 * count)[0] * size).astype(int).tolist())
-        start += 2 * count
-    return list(drawn)[:count]
-
-
-def _with_options(
-    examples: Sequence[Example],
-    affixes: tuple[str, str],
-    system: str | None,
-    shots: FewShot | None,
-    source: Sequence[Example],
-    seed: int,
-) -> Sequence[Example]:
-    """Examples with prefix and suffix; with a system prompt or shots (from `source`) prompts become chat messages."""
-    if shots is not None:
-        source = in_memory(source, "task.few_shot looks for shots in all examples, and task.streaming leaves them in "
-                           "their file; remove one of them")  # fmt: skip
-    choose = None if shots is None else _chooser(shots, [_wrap(shot, *affixes) for shot in source], seed)
-
-    def written(example: Example) -> Example:
-        wrapped = _wrap(example, *affixes) if any(affixes) else example
-        if system is None and choose is None:
-            return wrapped
-        return replace(wrapped, prompt=_chat(wrapped, system, [] if choose is None else choose(wrapped)))
-
-    return examples.map(written) if isinstance(examples, StreamedExamples) else [written(one) for one in examples]
-
-
-def _wrap(example: Example, prefix: str, suffix: str) -> Example:
-    if isinstance(example.prompt, str):
-        return replace(example, prompt=RecipeText.join(RecipeText(prefix), example.prompt, RecipeText(suffix)))
-    messages = list(example.prompt)
-    place = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=len(messages) - 1)
-    content = RecipeText.join(RecipeText(prefix), messages[place]["content"], RecipeText(suffix))
-    messages[place] = {**messages[place], "content": content}
-    return replace(example, prompt=messages)
-
-
-def _chat(example: Example, system: str | None, shots: Sequence[Example]) -> list[Message]:
-    """The example's prompt as chat messages: system message, shots, question."""
-    own_system, question = _split_system(example)
-    if system is not None and own_system is not None:
-        raise LmgymError(
-            f"task.system_prompt is given, but the prompt of '{example.id}' has a system message of its own"
-        )
-    system = own_system if system is None else RecipeText(system)
-    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    for shot in shots:
-        if not shot.references:
-            raise LmgymError(
-                f"task.few_shot: example '{shot.id}' has no reference and so cannot be shown as a solved one"
-            )
-        shot_system, shot_question = _split_system(shot)
-        if shot_system not in (None, system):
-            raise LmgymError(f"task.few_shot: the system message of '{shot.id}' is not that of '{example.id}'")
-        messages += [*shot_question, {"role": "assistant", "content": shot.references[0]}]
-    return [*messages, *question]
-
-
-def _split_system(example: Example) -> tuple[str | None, list[Message]]:
-    """The prompt's system message, if it has one, and its other messages."""
-    if isinstance(example.prompt, str):
-        return None, [{"role": "user", "content": example.prompt}]
-    messages = list(example.prompt)
-    if messages[0]["role"] == "system":
-        return messages[0]["content"], messages[1:]
-    return None, messages
+    return example

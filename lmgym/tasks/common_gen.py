@@ -7,7 +7,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split, prompt_writer
+from lmgym.tasks.base import MissingSplit, prompt_writer
 from lmgym.tasks.rows.cells import column
 from lmgym.tasks.rows.find import Source, files_of
 from lmgym.tasks.rows.load import load_rows
@@ -51,29 +51,23 @@ def common_gen(
         >>> load_task("common_gen", "validation", path="commongen", prefix="use these words: ", end=".")[0].prompt
         'use these words: field stand look.'
     """
-    check_split("common_gen", split)
 
     def examples_of(part: str) -> list[Example]:
         grouped: dict[tuple[str, ...], list[str]] = {}
         for concepts, sentences in _read(part, path, hub_id):
             grouped.setdefault(concepts, []).extend(sentences)
+        prompts = [f"{prefix}{separator.join(concepts)}{end}" for concepts in grouped]
         return [
-            Example(
-                f"common_gen/{part}/{index}",
-                f"{prefix}{separator.join(concepts)}{end}",
-                tuple(sentences),
-                {"concepts": list(concepts)},
-            )
-            for index, (concepts, sentences) in enumerate(grouped.items())
+            Example(f"common_gen/{part}/{index}", prompt, tuple(sentences), {"concepts": list(concepts)})
+            for index, (prompt, (concepts, sentences)) in enumerate(zip(prompts, grouped.items(), strict=True))
         ]
 
-    return disjoint(split, examples_of)
+    return disjoint("common_gen", split, examples_of)
 
 
 def _read(part: str, path: str | Path | None, hub_id: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """The concepts and sentences of each row."""
-    source = None if path is None else Path(path).expanduser()
-    file = None if source is None else _concepts_file(part, source)
+    file = None if path is None else _concepts_file(part, Path(path).expanduser())
     if file is not None:
         yield from _aligned(file, part)
         return
@@ -84,8 +78,7 @@ def _read(part: str, path: str | Path | None, hub_id: str) -> Iterator[tuple[tup
 def _concepts_file(part: str, path: Path) -> Path | None:
     """The original's file of concepts at this path, if there is one."""
     if path.is_dir():
-        found = [file for file in sorted(path.glob(f"*{CONCEPTS}")) if _holds(part, file)]
-        return found[0] if found else None
+        return next((file for file in sorted(path.glob(f"*{CONCEPTS}")) if _holds(part, file)), None)
     return files_of(Source("common_gen", path), part)[0] if path.suffix == ".txt" else None
 
 

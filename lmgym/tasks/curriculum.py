@@ -61,14 +61,14 @@ class Curriculum:
     def at(self, step: int, draw: int = 0) -> list[Example]:
         """The examples of this step. A further `draw`, asked for after the one before, goes on behind it. Until
         `advance` is called, the same draw has the same examples."""
-        position, found = self._ends[draw - 1] if draw else self.position, list[Example]()
-        while len(found) < self.stream.prompts_per_step:
+        position, awake = self._ends[draw - 1] if draw else self.position, list[Example]()
+        while len(awake) < self.stream.prompts_per_step:
             example = self.stream.example(position)
             if self.resting.get(example.id, 0) <= position // self.size:
-                found.append(example)
+                awake.append(example)
             position += 1
         self._ends[draw] = position
-        return found
+        return awake
 
     def observe(self, episodes: Sequence[Episode]) -> None:
         """Note the solve rates of all answers of a step. Raises LmgymError if there is no reward of the given name."""
@@ -93,8 +93,7 @@ class Curriculum:
     def metrics(self) -> dict[str, float]:
         """The share of the examples that rest."""
         epoch = self.position // self.size
-        resting = sum(until > epoch for until in self.resting.values()) / self.size
-        return {"curriculum/resting": resting}
+        return {"curriculum/resting": sum(until > epoch for until in self.resting.values()) / self.size}
 
     @property
     def size(self) -> int:
@@ -102,7 +101,7 @@ class Curriculum:
         return len(self.stream.examples)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON: where the next step begins, and who rests until when."""
+        """Plain JSON: where the next step begins, and the epoch from which on each resting example is tried again."""
         return {"position": self.position, "resting": dict(self.resting)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -111,12 +110,9 @@ class Curriculum:
         self.resting = {str(name): int(epoch) for name, epoch in state["resting"].items()}
 
     def _is_right(self, episode: Episode) -> bool:
-        name = self.section.reward
+        name, components = self.section.reward, episode.reward_components
         if name is None:
             return episode.score >= self.section.right
-        if name not in episode.reward_components:
-            raise LmgymError(
-                f"curriculum.reward: there is no reward '{name}'; the recipe has {', '.join(episode.reward_components)}"
-            )
-        components = episode.reward_components
+        if name not in components:
+            raise LmgymError(f"curriculum.reward: there is no reward '{name}'; the recipe has {', '.join(components)}")
         return components.get(f"{name}/raw", components[name]) >= self.section.right  # raw: before `normalise`

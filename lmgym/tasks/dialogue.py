@@ -9,14 +9,14 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split, prompt_writer
+from lmgym.tasks.base import MissingSplit, prompt_writer
 from lmgym.tasks.rows.cells import column
 from lmgym.tasks.rows.find import NAMES, Source, files_of
 from lmgym.tasks.rows.formats import read_json
 from lmgym.tasks.rows.json_text import as_object
 from lmgym.tasks.rows.load import load_rows
 from lmgym.tasks.rows.unpacked import lines_of
-from lmgym.tasks.sources import disjoint
+from lmgym.tasks.sources import check_sizes, disjoint
 from lmgym.types import Example
 
 INTENTS = {"inform": 1, "question": 2, "directive": 3, "commissive": 4}
@@ -69,9 +69,7 @@ def daily_dialog(
         >>> load_task("daily_dialog", "test", path="dailydialog", context_size=1)[0].prompt
         'Hey man , you wanna buy some weed ? <EOU>'
     """
-    check_split("daily_dialog", split)
-    if context_size < 1:
-        raise LmgymError(f"task.context_size must be at least 1, not {context_size}")
+    check_sizes(context_size=context_size)
 
     def examples_of(part: str) -> Iterator[Example]:
         number = 0
@@ -81,10 +79,12 @@ def daily_dialog(
                     context = dialogue.utterances[index - context_size : index]
                     prompt = " ".join(f"{utterance} {end_of_utterance}" for utterance in context)
                     reference = f" {answer} {end_of_utterance}"
-                    yield Example(f"daily_dialog/{part}/{number}", prompt, (reference,), _labels(dialogue, index))
+                    labels = {"intent": dialogue.intents, "emotion": dialogue.emotions}
+                    meta = {name: codes[index] for name, codes in labels.items() if codes is not None}
+                    yield Example(f"daily_dialog/{part}/{number}", prompt, (reference,), meta)
                 number += 1
 
-    return disjoint(split, examples_of)
+    return disjoint("daily_dialog", split, examples_of)
 
 
 @register("task", "crd3")
@@ -101,9 +101,7 @@ def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bo
     Example:
         >>> load_task("crd3", "test", path="CRD3-master", max_context_size=10)
     """
-    check_split("crd3", split)
-    if max_context_size < 1:
-        raise LmgymError(f"task.max_context_size must be at least 1, not {max_context_size}")
+    check_sizes(max_context_size=max_context_size)
     folder = Path(path).expanduser()
     folder = folder / "data" if (folder / "data").is_dir() else folder
 
@@ -129,7 +127,7 @@ def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bo
                     meta = {"episode": episode.strip(), "actor": actor}
                     yield Example(f"crd3/{part}/{episode.strip()}/{index}", prompt, (text,), meta)
 
-    return disjoint(split, examples_of)
+    return disjoint("crd3", split, examples_of)
 
 
 def _turns(file: Path) -> Iterator[tuple[str, str]]:
@@ -144,15 +142,6 @@ def _turns(file: Path) -> Iterator[tuple[str, str]]:
             if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
                 raise LmgymError(f"{where}: key '{name}' must hold a list of texts, got {texts!r}")
         yield names[0], " ".join(utterances)
-
-
-def _labels(dialogue: _Dialogue, index: int) -> dict[str, Any]:
-    """Intent and emotion of an utterance, as far as the data has them."""
-    meta = {}
-    for name, codes in (("intent", dialogue.intents), ("emotion", dialogue.emotions)):
-        if codes is not None:
-            meta[name] = codes[index]
-    return meta
 
 
 def _dialogues(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue]:
@@ -204,11 +193,11 @@ def _rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue
                 where, *([column(turn, key, where) for turn in objects] for key in ("text", "act", "emotion"))
             )
             continue
-        columns = [column(row, name, where) for name in ("dialog", "act", "emotion")]
-        for name, values in zip(("dialog", "act", "emotion"), columns, strict=True):
+        columns = {name: column(row, name, where) for name in ("dialog", "act", "emotion")}
+        for name, values in columns.items():
             if not isinstance(values, list):
                 raise LmgymError(f"{where}: column '{name}' must hold a list, got {values!r}")
-        yield _Dialogue(where, *columns)
+        yield _Dialogue(where, *columns.values())
 
 
 def _code(value: Any, known: dict[str, int], name: str, where: str) -> int:

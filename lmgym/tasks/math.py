@@ -9,11 +9,12 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
+from lmgym.tasks.base import MissingSplit, hash_fraction
 from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import text_of
 from lmgym.tasks.rows.load import load_rows
 from lmgym.tasks.rows.unfit import fitting
+from lmgym.tasks.sources import split_to_read
 from lmgym.text.latex import last_boxed
 from lmgym.types import Example
 
@@ -75,11 +76,13 @@ def math(
     Example:
         >>> load_task("math", "train", path="data/math", levels=[4, 5], system_prompt="Put your answer in \\boxed{}.")
     """
-    check_split("math", split)
-    _check(validation, levels, subjects)
-    if split == "validation" and not validation:
-        raise MissingSplit("task 'math' has no split 'validation': set task.validation above 0 to take it from train")
-    part = "test" if split == "test" else "train"
+    part = split_to_read("math", split, validation)
+    for level in levels or ():
+        if level not in LEVELS:
+            raise LmgymError(f"task.levels names {level}; MATH has the levels 1 to 5")
+    for subject in subjects or ():
+        if subject not in SUBJECTS:
+            raise LmgymError(f"task.subjects names '{subject}', which MATH has not; {suggest(subject, SUBJECTS)}")
     examples = _part(part, path, hub_id, skip_unanswered)
     if split != "test":
         # Remove the problems of test, then divide the rest into train and validation by a hash.
@@ -110,17 +113,6 @@ def sentence_lines(solution: str) -> str:
     edges = [0, *ends, len(solution)]
     sentences = (" ".join(solution[begin:end].split()) for begin, end in pairwise(edges))
     return "\n".join(sentence for sentence in sentences if sentence)
-
-
-def _check(validation: float, levels: Sequence[int] | None, subjects: Sequence[str] | None) -> None:
-    if not 0 <= validation < 1:
-        raise LmgymError(f"task.validation must be a share of train, at least 0 and below 1, not {validation}")
-    for level in levels or ():
-        if level not in LEVELS:
-            raise LmgymError(f"task.levels names {level}; MATH has the levels 1 to 5")
-    for subject in subjects or ():
-        if subject not in SUBJECTS:
-            raise LmgymError(f"task.subjects names '{subject}', which MATH has not; {suggest(subject, SUBJECTS)}")
 
 
 def _part(part: str, path: str | Path | None, hub_id: str, skip_unanswered: bool) -> list[Example]:
@@ -171,13 +163,12 @@ def _example(row: Row, id: str, skip_unanswered: bool) -> Example | None:
 
 def _boxed(solution: str, where: str) -> str:
     """The answer in the solution's last box, which may lack its braces."""
-    answer = last_boxed(solution)
-    unbraced = UNBRACED.findall(solution)
-    if answer is None and unbraced:
-        answer = unbraced[-1]
-    if answer is None:
+    if (answer := last_boxed(solution)) is not None:
+        return answer
+    unbraced: list[str] = UNBRACED.findall(solution)
+    if not unbraced:
         raise LmgymError(rf"{where}: the solution has no answer in a \boxed{{}}")
-    return answer
+    return unbraced[-1]
 
 
 def _level(value: Any, where: str) -> int | None:

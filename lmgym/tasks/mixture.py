@@ -9,25 +9,11 @@ from lmgym.core import registry, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.core.validation import check_arguments, converted
-from lmgym.tasks.base import (
-    OPTIONS,
-    MissingSplit,
-    Prompt,
-    check_split,
-    examples_from_prompts,
-    load_task,
-    prompt_writer,
-)
+from lmgym.tasks.base import OPTIONS, MissingSplit, Prompt, check_split, examples_from_prompts, load_task, prompt_writer
 from lmgym.tasks.streamed import in_memory
 from lmgym.types import Example
 
-OWN = (
-    "name",
-    "weight",
-    "share",
-    "label",
-    "split",
-)  # of a member; other keys are its task's
+OWN = ("name", "weight", "share", "label", "split")  # of a member; other keys are its task's
 
 
 @dataclass(frozen=True)
@@ -107,11 +93,12 @@ def mixture(split: str, tasks: list[dict[str, Any]]) -> list[Example]:
     }
     # Place the examples of each member at equal distances 1 / weight on a line, then read the line from its start.
     placed = [
-        ((index + 0.5) / weights[member.label], number, _labelled(example, member, weights))
+        ((index + 0.5) / weights[member.label], number, example)
         for number, (member, examples) in enumerate(zip(members, loaded, strict=True))
         for index, example in enumerate(examples)
     ]
-    return [example for _, _, example in sorted(placed, key=lambda item: item[:2])]
+    ordered = sorted(placed, key=lambda item: item[:2])
+    return [_labelled(example, members[number].label, weights) for _, number, example in ordered]
 
 
 def _member(section: Mapping[str, Any], key: str) -> _Member:
@@ -158,8 +145,7 @@ def _loaded(member: _Member, split: str) -> Sequence[Example]:
     return [examples[index] for index in sorted(drawn.tolist())]
 
 
-def _labelled(example: Example, member: _Member, weights: Mapping[str, float]) -> Example:
+def _labelled(example: Example, label: str, weights: Mapping[str, float]) -> Example:
     """The example with its task's label in its id, and label and weights in its meta."""
-    begin = f"{member.label}/"
-    id = example.id if example.id.startswith(begin) else begin + example.id
-    return replace(example, id=id, meta={**example.meta, "task": member.label, "mixture": weights})
+    id = f"{label}/{example.id.removeprefix(f'{label}/')}"
+    return replace(example, id=id, meta={**example.meta, "task": label, "mixture": weights})

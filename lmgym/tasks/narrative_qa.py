@@ -6,7 +6,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split, prompt_writer
+from lmgym.tasks.base import MissingSplit, prompt_writer
 from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import column, text_of
 from lmgym.tasks.rows.find import NAMES
@@ -49,11 +49,11 @@ def narrative_qa(
         >>> load_task("narrative_qa", "validation", path="narrativeqa")[0].references
         ('the actor wearing the black cloak', 'the actor in the black cloak')
     """
-    check_split("narrative_qa", split)
     place = None if path is None else Path(path).expanduser()
+    has_csv = place is not None and place.is_dir() and any(place.glob("qaps*.csv"))
 
     def examples_of(part: str) -> list[Example]:
-        questions = _from_csv(part, place) if _has_csv(place) else _from_rows(part, path, hub_id)
+        questions = _from_csv(part, place) if has_csv and place else _from_rows(part, path, hub_id)
         grouped: dict[str, tuple[list[str], dict[str, Any]]] = {}
         for question, summary, answers, meta in questions:
             prompt = f"{question}{separator}{summary}" if summary else question
@@ -65,15 +65,10 @@ def narrative_qa(
             for index, (prompt, (answers, meta)) in enumerate(grouped.items())
         ]
 
-    return disjoint(split, examples_of)
+    return disjoint("narrative_qa", split, examples_of)
 
 
-def _has_csv(path: Path | None) -> bool:
-    return path is not None and path.is_dir() and any(path.glob("qaps*.csv"))
-
-
-def _from_csv(part: str, folder: Path | None) -> Iterator[Question]:
-    assert folder is not None
+def _from_csv(part: str, folder: Path) -> Iterator[Question]:
     file = sorted(folder.glob("qaps*.csv"))[0]
     beside = [*sorted(folder.glob("summaries*.csv")), *sorted(folder.glob("third_party/wikipedia/summaries*.csv"))]
     if not beside:
@@ -116,9 +111,8 @@ def _from_rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[Ques
 def _inside(values: dict[str, Any], *names: str, where: str) -> Any:
     """A value in nested objects: names ("document", "summary", "text") give document.summary.text."""
     value: Any = values
-    for index, name in enumerate(names):
+    for index, name in enumerate(names, start=1):
         if not isinstance(value, dict) or name not in value:
-            missing = ".".join(names[: index + 1])
-            raise LmgymError(f"{where}: there is no '{missing}'; the row must hold {'.'.join(names)}")
+            raise LmgymError(f"{where}: there is no '{'.'.join(names[:index])}'; the row must hold {'.'.join(names)}")
         value = value[name]
     return value

@@ -4,21 +4,20 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split
+from lmgym.tasks.base import MissingSplit
 from lmgym.tasks.prompt_forms import own_texts
 from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import Prompt, as_prompt, column, messages_of, prompt_of
 from lmgym.tasks.rows.find import Source
 from lmgym.tasks.rows.formats import rows_of
-from lmgym.tasks.rows.load import rows_of_split
-from lmgym.tasks.rows.unfit import fitting
-from lmgym.tasks.sources import shared_out
+from lmgym.tasks.sources import of_own_data, shared_out
 from lmgym.types import Example, Message, RatedAnswer
 
 NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
@@ -82,21 +81,14 @@ def preferences(
         >>> load_task("preferences", "train", path="pairs.jsonl")[0].rated
         (RatedAnswer(text='4', rating=1.0), RatedAnswer(text='5', rating=0.0))
     """
-    check_split("preferences", split)
-    if path is None and hub_id is None:
-        raise LmgymError("task 'preferences' needs task.path (a file or a folder) or task.hub_id")
+    if isinstance(path, str | Path) and (rollouts := Path(path).expanduser() / "rollouts.jsonl").is_file():
+        return shared_out("preferences", split, partial(_sampled, rollouts), validation, test)
     columns = Columns(prompt, chosen, rejected, completion, label, chosen_rating, rejected_rating, prompt_end)
-
-    def examples_of(part: str) -> list[Example]:
-        if isinstance(path, str | Path) and (rollouts := Path(path).expanduser() / "rollouts.jsonl").is_file():
-            return _sampled(part, rollouts)
-        rows = rows_of_split(Source("preferences", path, hub_id or "", config, splits=splits or {}), part)
-        return list(fitting(rows, lambda number, row: _example(row, columns, f"preferences/{part}/{number}")))
-
-    return shared_out("preferences", split, examples_of, validation, test)
+    source = Source("preferences", path, hub_id or "", config, splits=splits or {})
+    return of_own_data(source, split, partial(_example, columns), validation, test)
 
 
-def _sampled(part: str, rollouts: Path) -> list[Example]:
+def _sampled(rollouts: Path, part: str) -> list[Example]:
     """The groups of a run, in the order in which they were sampled; all of them are `train`."""
     if part != "train":
         raise MissingSplit(f"a run's answers are all training answers, and '{part}' was asked for")
@@ -126,7 +118,7 @@ def _sampled(part: str, rollouts: Path) -> list[Example]:
     ]
 
 
-def _example(row: Row, columns: Columns, id: str) -> Example:
+def _example(columns: Columns, row: Row, id: str) -> Example:
     where, values = row
     if columns.chosen in values or columns.rejected in values or columns.completion not in values:
         prompt, rated = _pair(values, columns, where)

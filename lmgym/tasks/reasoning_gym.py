@@ -11,11 +11,12 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.core.validation import check_arguments
 from lmgym.tasks.base import SPLITS, check_split
+from lmgym.tasks.sources import check_sizes
 from lmgym.types import Example
 
 APART = 2**30  # distance between the seeds of two splits; item i of a dataset depends on its seed + i
 PATIENCE = 20  # stop after so many times the requested number of items: there are no more different ones
-OWN = ("seed", "size")  # keys of a dataset's configuration that lmgym sets
+OWN = {"seed": "task.data_seed", "size": "task.size"}  # keys of a data set's configuration, and what sets them
 
 
 @register("task", "reasoning_gym")
@@ -46,10 +47,8 @@ def reasoning_gym(
         'State the final answer to the following arithmetic problem: 16 + 57 ='
     """
     check_split("reasoning_gym", split)
+    check_sizes(size=size, validation_size=validation_size, test_size=test_size)
     sizes = {"test": test_size, "validation": validation_size, "train": size}
-    for part, count in sizes.items():
-        if count < 1:
-            raise LmgymError(f"task.{'size' if part == 'train' else part + '_size'} must be at least 1, not {count}")
     settings = json.dumps(_checked(dataset, config or {}), sort_keys=True)
     # Generate the splits in this order; each excludes the questions of those before it.
     seen: set[str] = set()
@@ -66,9 +65,8 @@ def _checked(dataset: str, config: Mapping[str, Any]) -> dict[str, Any]:
     known = _library().factory.DATASETS
     if dataset not in known:
         raise LmgymError(f"task.dataset: reasoning-gym has no data set '{dataset}'; {suggest(dataset, known)}")
-    for name in OWN:
+    for name, ours in OWN.items():
         if name in config:
-            ours = {"seed": "task.data_seed", "size": "task.size"}[name]
             raise LmgymError(f"key 'task.config.{name}' is set by lmgym; write {ours}")
     made = known[dataset][1]
     valid = [f.name for f in dataclasses.fields(made) if f.init and f.name not in OWN]

@@ -9,12 +9,13 @@ from typing import Any, Literal
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import read_text
 from lmgym.core.registry import register
-from lmgym.tasks.base import MissingSplit, check_split, hash_fraction
+from lmgym.tasks.base import MissingSplit, hash_fraction
 from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import column, text_of
 from lmgym.tasks.rows.find import split_named
 from lmgym.tasks.rows.formats import rows_of
 from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.sources import check_sizes, split_to_read
 from lmgym.types import Example
 
 HUB_ID = "stanfordnlp/imdb"
@@ -49,7 +50,6 @@ def imdb(
         >>> load_task("imdb", "train", path="aclImdb")[0].prompt      # "This movie was really good and fun"
         'This movie was'
     """
-    check_split("imdb", split)
     if reference not in ("rest", "review"):
         raise LmgymError(f"task.reference must be 'rest' or 'review', not {reference!r}")
     examples = _split("imdb", split, path, hub_id, validation, test_size)
@@ -77,7 +77,6 @@ def imdb_seq2seq(
         >>> load_task("imdb_seq2seq", "train", path="aclImdb")[0].references
         ('really good and fun',)
     """
-    check_split("imdb_seq2seq", split)
     if not 0 < positive_ratio <= 1:
         raise LmgymError(f"task.positive_ratio must be above 0 and at most 1, not {positive_ratio}")
     examples = [
@@ -96,15 +95,10 @@ def _split(
     task: str, split: str, path: str | Path | None, hub_id: str, validation: float, test_size: int | None
 ) -> list[Example]:
     """The reviews of a split in their final order, without references."""
-    if not 0 <= validation < 1:
-        raise LmgymError(f"task.validation must be a share of train, at least 0 and below 1, not {validation}")
-    if test_size is not None and test_size < 1:
-        raise LmgymError(f"task.test_size must be at least 1, not {test_size}")
-    if split == "validation" and not validation:
-        raise MissingSplit(f"task '{task}' has no split 'validation': set task.validation above 0 to take it of train")
+    check_sizes(test_size=test_size)
+    reviews = _ordered(task, split_to_read(task, split, validation), path, hub_id)
     if split == "test":
-        return _ordered(task, "test", path, hub_id)[:test_size]
-    reviews = _ordered(task, "train", path, hub_id)
+        return reviews[:test_size]
     try:
         held_out = {review.prompt for review in _ordered(task, "test", path, hub_id)}
     except MissingSplit:

@@ -1,22 +1,47 @@
-"""Splits that share no prompt, and the references of a row."""
+"""How tasks make their splits from what the data has, and the references of a row."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
+from lmgym.tasks.rows import Row
+from lmgym.tasks.rows.find import Source
+from lmgym.tasks.rows.load import rows_of_split
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.types import Example
 
 
-def disjoint(split: str, examples_of: Callable[[str], Iterable[Example]]) -> list[Example]:
+def split_to_read(task: str, split: str, validation: float) -> str:
+    """The split of the data that holds a task's split, where the share `validation` of train is held out. Raises
+    MissingSplit if that share is 0 and the split validation.
+
+    Example: split_to_read("gsm8k", "validation", 0.1) -> 'train'"""
+    check_split(task, split)
+    if not 0 <= validation < 1:
+        raise LmgymError(f"task.validation must be a share of train, at least 0 and below 1, not {validation}")
+    if split == "validation" and not validation:
+        raise MissingSplit(f"task '{task}' has no split '{split}': set task.validation above 0 to take it from train")
+    return "test" if split == "test" else "train"
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Raise LmgymError for a key of the recipe that is below 1; None is no limit."""
+    for name, value in sizes.items():
+        if value is not None and value < 1:
+            raise LmgymError(f"task.{name} must be at least 1, not {value}")
+
+
+def disjoint(task: str, split: str, examples_of: Callable[[str], Iterable[Example]]) -> list[Example]:
     """The examples of a split, without prompts of later splits: prompts of test are removed from validation, and those
     of both from train. `examples_of` makes the examples of one split; it raises MissingSplit if there is no such split.
 
     Example:
-        >>> disjoint("train", {"train": [Example("a", "1?"), Example("b", "2?")], "validation": [], "test":
+        >>> disjoint("riddles", "train", {"train": [Example("a", "1?"), Example("b", "2?")], "validation": [], "test":
         ...     [Example("c", "2?")]}.__getitem__)
         [Example(id='a', prompt='1?', references=(), meta={})]
     """
+    check_split(task, split)
     examples = list(examples_of(split))
     held_out: set[str] = set()
     for other in SPLITS[SPLITS.index(split) + 1 :]:
@@ -25,6 +50,14 @@ def disjoint(split: str, examples_of: Callable[[str], Iterable[Example]]) -> lis
         except MissingSplit:
             continue
     return [example for example in examples if str(example.prompt) not in held_out]
+
+
+def check_shares(validation: float, test: float) -> None:
+    """Raise LmgymError for shares of train that leave nothing to train on."""
+    if validation < 0 or test < 0 or validation + test >= 1:
+        raise LmgymError(
+            f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
+        )
 
 
 def shared_out(
@@ -38,10 +71,7 @@ def shared_out(
         >>> shared_out("preferences", "validation", examples_of, validation=0.1, test=0.1)
     """
     check_split(task, split)
-    if validation < 0 or test < 0 or validation + test >= 1:
-        raise LmgymError(
-            f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
-        )
+    check_shares(validation, test)
     # The splits that the data has itself; the others are taken out of train.
     own = {part: found for part in SPLITS if part != "train" and (found := _or_none(examples_of, part)) is not None}
     if split in own:
@@ -66,6 +96,22 @@ def shared_out(
             f"(rows: {rows}); raise task.{split if split != 'train' else 'test'}, or give the split data of its own"
         )
     return [one for one in train if part_of(one) == split and str(one.prompt) not in held_out]
+
+
+def of_own_data(
+    source: Source, split: str, make: Callable[[Row, str], Example], validation: float, test: float
+) -> list[Example]:
+    """`shared_out` for a user's own rows, each of which `make` makes an example of: (row, the example's id)."""
+    task = source.task
+    check_split(task, split)
+    if source.path is None and not source.hub_id:
+        raise LmgymError(f"task '{task}' needs task.path (a file or a folder) or task.hub_id")
+
+    def examples_of(part: str) -> list[Example]:
+        rows = rows_of_split(source, part)
+        return list(fitting(rows, lambda number, row: make(row, f"{task}/{part}/{number}")))
+
+    return shared_out(task, split, examples_of, validation, test)
 
 
 def _or_none(examples_of: Callable[[str], list[Example]], part: str) -> list[Example] | None:

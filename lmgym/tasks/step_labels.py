@@ -1,19 +1,17 @@
 """`step_labels`: answers in steps, of which people or a program have said which are right."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
-from lmgym.tasks.base import check_split
 from lmgym.tasks.prompt_forms import own_texts
 from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import column, prompt_of
 from lmgym.tasks.rows.find import Source
-from lmgym.tasks.rows.load import rows_of_split
-from lmgym.tasks.rows.unfit import fitting
-from lmgym.tasks.sources import shared_out
+from lmgym.tasks.sources import of_own_data
 from lmgym.types import Example, LabelledStep
 
 
@@ -50,21 +48,12 @@ def step_labels(
         >>> load_task("step_labels", "train", path="steps.jsonl")[0].steps
         (LabelledStep(text='2+2=4', right=True), LabelledStep(text='4+1=6', right=False))
     """
-    check_split("step_labels", split)
-    if path is None and hub_id is None:
-        raise LmgymError("task 'step_labels' needs task.path (a file or a folder) or task.hub_id")
-
-    def examples_of(part: str) -> list[Example]:
-        rows = rows_of_split(Source("step_labels", path, hub_id or "", config, splits=splits or {}), part)
-        names = (prompt, completions, labels)
-        return list(fitting(rows, lambda number, row: _example(row, f"step_labels/{part}/{number}", names)))
-
-    return shared_out("step_labels", split, examples_of, validation, test)
+    source = Source("step_labels", path, hub_id or "", config, splits=splits or {})
+    return of_own_data(source, split, partial(_example, (prompt, completions, labels)), validation, test)
 
 
-def _example(row: Row, id: str, names: tuple[str, str, str]) -> Example:
-    where, values = row
-    prompt, completions, labels = names
+def _example(names: tuple[str, str, str], row: Row, id: str) -> Example:
+    (where, values), (prompt, completions, labels) = row, names
     meta = {key: value for key, value in values.items() if key not in names}
     return Example(id, prompt_of(values, prompt, where), meta=meta, steps=_steps(values, completions, labels, where))
 

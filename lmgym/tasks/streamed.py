@@ -70,6 +70,11 @@ class StreamedExamples(Sequence[Example]):
         return {"examples": len(self), "sha256": whole.hexdigest(), "in any order": whole.hexdigest()}
 
 
+def each(examples: Sequence[Example], change: Callable[[Example], Example]) -> Sequence[Example]:
+    """The examples, each changed: now, or when it is read from its file."""
+    return examples.map(change) if isinstance(examples, StreamedExamples) else [change(one) for one in examples]
+
+
 def in_memory(examples: Sequence[Example], refusal: str) -> Sequence[Example]:
     """The examples for what needs all of them at once. Raises LmgymError with the `refusal` where the recipe asks that
     they stay in their files."""

@@ -6,12 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import check_split, prompt_writer
+from lmgym.tasks.base import prompt_writer
 from lmgym.tasks.rows.cells import text_of
 from lmgym.tasks.rows.load import load_rows
-from lmgym.tasks.sources import disjoint
+from lmgym.tasks.sources import check_sizes, disjoint
 from lmgym.types import Example
 
 
@@ -74,10 +73,7 @@ def xsum(
 def first_words(text: str, count: int) -> str:
     """The first `count` words of a text, with the white space between them unchanged.
 
-    Example:
-        >>> first_words("Two  women\\nmeet again.", 3)
-        'Two  women\\nmeet'
-    """
+    Example: first_words("Two  women\\nmeet again.", 3) -> 'Two  women\\nmeet'"""
     parts = text.split(maxsplit=count)
     return text if len(parts) <= count else text[: -len(parts[-1])].rstrip()
 
@@ -91,10 +87,7 @@ def _summaries(
     max_size: int | None,
 ) -> list[Example]:
     task, path, hub_id, config = source
-    check_split(task, split)
-    for name, value in (("truncate_article", truncate_article), ("max_size", max_size)):
-        if value is not None and value < 1:
-            raise LmgymError(f"task.{name} must be at least 1, not {value}")
+    check_sizes(truncate_article=truncate_article, max_size=max_size)
 
     def examples_of(part: str) -> Iterator[Example]:
         rows = load_rows(task, part, path, hub_id, config)
@@ -104,4 +97,4 @@ def _summaries(
             prompt = text if truncate_article is None else first_words(text, truncate_article)
             yield Example(f"{task}/{part}/{index}", prompt, (text_of(row, summary),), meta)
 
-    return disjoint(split, examples_of)
+    return disjoint(task, split, examples_of)

@@ -1,11 +1,12 @@
-"""Synthetic tasks: prompts without references, for rewards such as `increasing_numbers` and `dates`."""
+"""Synthetic tasks: prompts without references, for rewards such as `increasing_numbers` and `dates`, and `episodes`
+for environments that generate their own problems."""
 
 from collections.abc import Sequence
 
 from lmgym.core.constraints import ExampleCount
-from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import check_split
+from lmgym.tasks.sources import check_sizes
 from lmgym.types import Example
 
 LARGEST = 49  # the largest prompt number; the answer can continue with larger numbers of two digits
@@ -30,11 +31,7 @@ OPENINGS = {
         "The twins were born on",
         "The new timetable takes effect on",
     ),
-    "validation": (
-        "The treaty was signed on",
-        "My library card expires on",
-        "The orchestra last played here on",
-    ),
+    "validation": ("The treaty was signed on", "My library card expires on", "The orchestra last played here on"),
     "test": (
         "The railway line was finished on",
         "The warranty of this radio ends on",
@@ -80,6 +77,19 @@ def sentences_with_dates(split: str, size: ExampleCount = 100, prompt: str | Non
     return _repeated("sentences_with_dates", split, OPENINGS[split], size, prompt)
 
 
+@register("task", "episodes")
+def episodes(split: str, count: ExampleCount = 16_384) -> list[Example]:
+    """`count` examples with nothing but a number. The environment draws the episode from its seed, which is new in each
+    training step and the same in all evaluations.
+
+    Example:
+        >>> load_task("episodes", "test", count=2)[1].id
+        'episodes/test/1'
+    """
+    check_split("episodes", split)
+    return [Example(id=f"episodes/{split}/{number}", prompt=f"{split} episode {number}") for number in range(count)]
+
+
 @register("task", "dummy")
 def dummy(split: str, prompt: str = "<|endoftext|>", size: ExampleCount = 100) -> list[Example]:
     """`size` times the same prompt, in every split; no references. For rewards that use the answer only.
@@ -96,7 +106,6 @@ def dummy(split: str, prompt: str = "<|endoftext|>", size: ExampleCount = 100) -
 
 
 def _repeated(name: str, split: str, prompts: Sequence[str], size: int, prompt: str | None) -> list[Example]:
-    if size < 1:
-        raise LmgymError(f"task.size must be at least 1, not {size}")
+    check_sizes(size=size)
     prompts = prompts if prompt is None else [prompt]
     return [Example(id=f"{name}/{split}/{index}", prompt=prompts[index % len(prompts)]) for index in range(size)]

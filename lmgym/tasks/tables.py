@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import check_split
 from lmgym.tasks.rows.cells import column
 from lmgym.tasks.rows.load import load_rows
-from lmgym.tasks.sources import disjoint, texts_of
+from lmgym.tasks.sources import check_sizes, disjoint, texts_of
 from lmgym.types import Example
 
 Cell = Mapping[str, Any]  # {"value", "is_header", "column_span", "row_span"}
@@ -46,11 +45,9 @@ def totto(
         >>> load_task("totto", "validation", path="totto_data")[0].prompt
         '<table> <cell> Reds <col_header> Team </col_header> </cell> </table><page_title> ... </table>'
     """
-    check_split("totto", split)
     if representation not in ("subtable", "fulltable"):
         raise LmgymError(f"task.representation must be 'subtable' or 'fulltable', not {representation!r}")
-    if max_size is not None and max_size < 1:
-        raise LmgymError(f"task.max_size must be at least 1, not {max_size}")
+    check_sizes(max_size=max_size)
 
     def examples_of(part: str) -> Iterator[Example]:
         rows = islice(load_rows("totto", part, path, hub_id), max_size if part == split else None)
@@ -64,7 +61,7 @@ def totto(
                 meta["overlap_subset"] = row["overlap_subset"]
             yield Example(f"totto/{part}/{index}", prompt, references, meta)
 
-    return disjoint(split, examples_of)
+    return disjoint("totto", split, examples_of)
 
 
 def linearised(row: Mapping[str, Any], full: bool = False) -> str:
@@ -78,33 +75,20 @@ def linearised(row: Mapping[str, Any], full: bool = False) -> str:
         ['<table> <cell> Reds <col_header> Team </col_header> </cell> ',
          '<page_title> Baseball </page_title> <table> <cell> Reds <col_header> Team </col_header> </cell> ', '']
     """
+    table, headers = row["table"], _headers(row["table"])
     highlighted = [(cell[0], cell[1]) for cell in row["highlighted_cells"]]
-    body = _full_table(row["table"], set(highlighted)) if full else _subtable(row["table"], highlighted)
-    titles = "".join(
-        f"<{name}> {row[f'table_{name}']} </{name}> "
-        for name in ("page_title", "section_title")
-        if row[f"table_{name}"]
-    )
+    texts = [_marked("cell", headers[r], table[r], c) for r, c in highlighted]
+    if full:
+        marks = dict.fromkeys(highlighted, "highlighted_cell")
+        rows = [
+            [_marked(marks.get((r, c), "cell"), headers[r], cells, c) for c in range(len(cells))]
+            for r, cells in enumerate(table)
+        ]
+        texts = [f"<row> {''.join(cells)}</row> " for cells in rows]
+    body = f"<table> {''.join(texts)}</table>"
+    named = {name: row[f"table_{name}"] for name in ("page_title", "section_title")}
+    titles = "".join(f"<{name}> {title} </{name}> " for name, title in named.items() if title)
     return f"{body}{titles}{body}"
-
-
-def _subtable(table: Table, highlighted: Sequence[tuple[int, int]]) -> str:
-    headers = _headers(table)
-    cells = [_marked("cell", table[r][c]["value"], headers[r], table[r], c) for r, c in highlighted]
-    return f"<table> {''.join(cells)}</table>"
-
-
-def _full_table(table: Table, highlighted: set[tuple[int, int]]) -> str:
-    headers = _headers(table)
-    lines = []
-    for r, cells in enumerate(table):
-        marks = ["highlighted_cell" if (r, c) in highlighted else "cell" for c in range(len(cells))]
-        text = "".join(
-            _marked(mark, cell["value"], headers[r], cells, c)
-            for c, (mark, cell) in enumerate(zip(marks, cells, strict=True))
-        )
-        lines.append(f"<row> {text}</row> ")
-    return f"<table> {''.join(lines)}</table>"
 
 
 def _headers(table: Table) -> list[list[tuple[int, int, str]]]:
@@ -123,11 +107,12 @@ def _span(cells: Sequence[Cell], index: int) -> tuple[int, int]:
     return start, start + cells[index]["column_span"]
 
 
-def _marked(mark: str, value: str, above: Sequence[tuple[int, int, str]], cells: Sequence[Cell], index: int) -> str:
+def _marked(mark: str, above: Sequence[tuple[int, int, str]], cells: Sequence[Cell], index: int) -> str:
+    """A cell of a row, between two marks, with its headers; `above` are the header cells in the rows above."""
     start, end = _span(cells, index)
     of_column = [f"<col_header> {text} </col_header> " for first, last, text in above if first < end and last > start]
     of_row = [f"<row_header> {cell['value']} </row_header> " for cell in cells[:index] if cell["is_header"]]
-    return f"<{mark}> {value} {''.join([*of_column, *of_row])}</{mark}> "
+    return f"<{mark}> {cells[index]['value']} {''.join([*of_column, *of_row])}</{mark}> "
 
 
 def _row(row: dict[str, Any], where: str, part: str) -> dict[str, Any]:
@@ -162,15 +147,10 @@ def _row(row: dict[str, Any], where: str, part: str) -> dict[str, Any]:
 
 
 def _is_cell(cell: Any) -> bool:
-    return (
-        isinstance(cell, dict)
-        and isinstance(cell.get("value"), str)
-        and isinstance(cell.get("is_header"), bool)
-        and isinstance(cell.get("column_span"), int)
-    )
+    kinds = {"value": str, "is_header": bool, "column_span": int}
+    return isinstance(cell, dict) and all(isinstance(cell.get(name), kind) for name, kind in kinds.items())
 
 
 def _is_position(cell: Any, table: Table) -> bool:
-    if not isinstance(cell, list) or len(cell) != 2 or not all(isinstance(number, int) for number in cell):
-        return False
-    return 0 <= cell[0] < len(table) and 0 <= cell[1] < len(table[cell[0]])
+    numbers = isinstance(cell, list) and len(cell) == 2 and all(isinstance(number, int) for number in cell)
+    return numbers and 0 <= cell[0] < len(table) and 0 <= cell[1] < len(table[cell[0]])

@@ -1,12 +1,12 @@
 """`topics`: open writing prompts without a right answer (as in github.com/JeevanBhoot/nanoRL, in our own words)."""
 
 from collections.abc import Mapping
-from string import Formatter
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register, suggest
+from lmgym.core.registry import register
 from lmgym.tasks.base import check_split, prompt_writer
+from lmgym.tasks.rows.cells import check_fields, fields_of
 from lmgym.types import Example
 
 TEMPLATE = "Write about 100 words: {topic}\n\n"
@@ -15,10 +15,7 @@ FIELDS = ("topic", "opening")
 # (topic, first sentence of a story about it in the simple words of a children's book)
 TOPICS: dict[str, list[tuple[str, str]]] = {
     "train": [
-        (
-            "a lighthouse keeper's last night",
-            "Once upon a time, an old man lived in a tall house by the sea.",
-        ),
+        ("a lighthouse keeper's last night", "Once upon a time, an old man lived in a tall house by the sea."),
         ("the smell of rain on a hot street", "One day, the sun was hot and then it started to rain."),
         ("why people keep old letters", "Grandma had a big box full of old letters."),
         ("a bakery before sunrise", "The baker woke up very early to make bread."),
@@ -94,21 +91,14 @@ def topics(split: str, template: str = TEMPLATE, opening: bool = False) -> list[
     _check_template(template)
     return [
         Example(
-            id=f"topics/{split}/{index}",
-            prompt=template.format(topic=topic, opening=sentence),
-            meta={"topic": topic},
+            id=f"topics/{split}/{index}", prompt=template.format(topic=topic, opening=sentence), meta={"topic": topic}
         )
         for index, (topic, sentence) in enumerate(TOPICS[split])
     ]
 
 
 def _check_template(template: str) -> None:
-    try:
-        named = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise LmgymError(f"task.template: {error} in {template!r}; write {{{{ for a brace of the text") from error
+    named = [name for name, _, _ in fields_of(template, "task.template")]
     if not named:
         raise LmgymError("task.template must hold {topic} or {opening}, or all prompts would be the same")
-    for name in named:
-        if name not in FIELDS:
-            raise LmgymError(f"task.template: unknown field '{{{name}}}'; {suggest(name, FIELDS)}")
+    check_fields(named, FIELDS)

@@ -8,13 +8,13 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.tasks.base import SPLITS, check_split
+from lmgym.tasks.base import SPLITS
 from lmgym.tasks.rows.cells import column
 from lmgym.tasks.rows.find import NAMES, Source, files_of
 from lmgym.tasks.rows.formats import SUFFIXES
 from lmgym.tasks.rows.load import load_rows
 from lmgym.tasks.rows.unpacked import lines_of
-from lmgym.tasks.sources import disjoint
+from lmgym.tasks.sources import check_sizes, disjoint
 from lmgym.types import Example
 
 NEWS = "Helsinki-NLP/news_commentary"
@@ -182,11 +182,9 @@ def _wmt_pair(source: str, target: str) -> str:
 
 def _translate(split: str, source: _Source, max_size: int | None, skip_blank: bool) -> list[Example]:
     """The examples of a split, for all translation tasks."""
-    check_split(source.task, split)
     if source.source_language == source.target_language:
         raise LmgymError(f"task.target_language must differ from task.source_language, '{source.source_language}'")
-    if max_size is not None and max_size < 1:
-        raise LmgymError(f"task.max_size must be at least 1, not {max_size}")
+    check_sizes(max_size=max_size)
     languages = {"source_language": source.source_language, "target_language": source.target_language}
 
     def examples_of(part: str) -> Iterator[Example]:
@@ -201,7 +199,7 @@ def _translate(split: str, source: _Source, max_size: int | None, skip_blank: bo
                     "leaves such pairs out"
                 )
 
-    return disjoint(split, examples_of)
+    return disjoint(source.task, split, examples_of)
 
 
 def _pairs(source: _Source, part: str) -> Iterator[tuple[str, Any, Any]]:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
-from lmgym.tasks.base import check_split
+from lmgym.tasks.rows.cells import check_fields, fields_of
 from lmgym.tasks.rows.formats import SUFFIXES
 from lmgym.tasks.rows.load import load_rows
 from lmgym.tasks.sources import disjoint, texts_of
@@ -73,8 +72,10 @@ def _verbalise(
     task: str, split: str, source: tuple[str | Path | None, str, str | None], template: str, separator: str
 ) -> list[Example]:
     """The examples of a split, for both tasks."""
-    check_split(task, split)
-    _check_template(template)
+    named = [name for name, _, _ in fields_of(template, "task.template")]
+    if not {*FIELDS} <= {*named}:
+        raise LmgymError(f"task.template must hold {{head}}, {{relation}} and {{tail}}, got {template!r}")
+    check_fields(named, FIELDS)
 
     def examples_of(part: str) -> Iterator[Example]:
         path, hub_id, config = source
@@ -90,7 +91,7 @@ def _verbalise(
                 meta["category"] = row["category"]
             yield Example(f"{task}/{part}/{index}", prompt, references, {"table": triples, **meta})
 
-    return disjoint(split, examples_of)
+    return disjoint(task, split, examples_of)
 
 
 def _triples(row: dict[str, Any], where: str, usual: str) -> list[Triple]:
@@ -138,16 +139,3 @@ def _list(values: dict[str, Any], key: str, name: str, where: str) -> list[Any]:
     if not isinstance(texts, list):
         raise LmgymError(f"{where}: column '{name}' must hold a list of texts, got {texts!r}")
     return texts
-
-
-def _check_template(template: str) -> None:
-    try:
-        named = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise LmgymError(f"task.template: {error} in {template!r}; write {{{{ for a brace of the text") from error
-    for name in FIELDS:
-        if name not in named:
-            raise LmgymError(f"task.template must hold {{head}}, {{relation}} and {{tail}}, got {template!r}")
-    for name in named:
-        if name not in FIELDS:
-            raise LmgymError(f"task.template: unknown field '{{{name}}}'; {suggest(name, FIELDS)}")

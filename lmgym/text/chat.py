@@ -13,13 +13,14 @@ from weakref import WeakKeyDictionary
 from lmgym.core.errors import LmgymError, represent, warn
 from lmgym.text.control import bare_ids, control_tokens, ids_of_pieces, split_text, text_ids
 from lmgym.text.template import NO_TOOLS, around_answer, ending_pieces, ignores_tools, template_pieces
-from lmgym.types import BarePrompt, Message, RecipeText
+from lmgym.types import BarePrompt, Message, Prompt, RecipeText
+
+Template = Mapping[str, Any]  # keyword arguments of a chat template
 
 
 @dataclass(frozen=True)
 class Cut:
     """Truncation of prompts to `tokens` tokens, at their beginning ("left") or end ("right").
-
     As in Hugging Face's truncation, special tokens that the tokenizer adds to a text count, and are kept. Prompts from
     a chat template are not cut but refused.
 
@@ -29,19 +30,17 @@ class Cut:
     side: Literal["left", "right"] = "left"
 
 
-def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
+def messages_of(prompt: Prompt) -> list[Message]:
     """The messages of a prompt; a text becomes one user message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
-def has_template(tokenizer: Any, prompt: str | Sequence[Message]) -> bool:
+def has_template(tokenizer: Any, prompt: Prompt) -> bool:
     """True if a prompt goes through the tokenizer's chat template."""
     return bool(getattr(tokenizer, "chat_template", None)) and not isinstance(prompt, BarePrompt)
 
 
-def prompt_ids(
-    tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None, cut: Cut | None = None
-) -> list[int]:
+def prompt_ids(tokenizer: Any, prompt: Prompt, template: Template | None = None, cut: Cut | None = None) -> list[int]:
     """Token ids [P] of a first prompt, ready for the policy to answer.
 
     With a chat template, the messages are rendered through it, with `template` as its keyword arguments (for example
@@ -52,7 +51,7 @@ def prompt_ids(
     Example: prompt_ids(builtin_tokenizer("builtin:numbers"), "7 8") -> [1, 10, 11]"""
     rendered = isinstance(prompt, BarePrompt) and prompt.form == "rendered"
     if not has_template(tokenizer, prompt) and not rendered:
-        return _plain_ids(tokenizer, messages_of(prompt), cut, end=False)
+        return _plain_ids(tokenizer, prompt, cut, end=False)
     if not rendered and ignores_tools(tokenizer, messages_of(prompt), template):
         warn(NO_TOOLS)
     ids = ids_of_pieces(tokenizer, _prompt_pieces(tokenizer, prompt, template))
@@ -64,8 +63,8 @@ def prompt_ids(
     return ids
 
 
-def plain_text(messages: Sequence[Message]) -> str:
-    """The text of messages for a model without a chat template.
+def plain_text(prompt: Prompt) -> str:
+    """The text of a prompt or of messages for a model without a chat template.
 
     An answer follows its prompt directly; after a system prompt and after an answer there is a blank line, but not
     behind a last one, which the model goes on with.
@@ -75,27 +74,21 @@ def plain_text(messages: Sequence[Message]) -> str:
         ...             {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2="}])
         'Add.\\n\\n1+1=2\\n\\n2+2='
     """
-    parts = [(message["content"], "" if message["role"] == "user" else "\n\n") for message in messages]
-    if parts and messages[-1]["role"] == "assistant":
-        parts[-1] = (messages[-1]["content"], "")
-    return RecipeText.join(*(text for part in parts for text in part))
+    messages = messages_of(prompt)
+    texts = [text for m in messages for text in (m["content"], "" if m["role"] == "user" else "\n\n")]
+    goes_on = messages and messages[-1]["role"] == "assistant"
+    return RecipeText.join(*(texts[:-1] if goes_on else texts))
 
 
-def _prompt_pieces(
-    tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None
-) -> list[str]:
+def _prompt_pieces(tokenizer: Any, prompt: Prompt, template: Template | None = None) -> list[str]:
     """The text of a prompt, rendered or plain, in pieces as `split_text` gives them."""
     if has_template(tokenizer, prompt):
         return template_pieces(tokenizer, messages_of(prompt), template)
-    return split_text(tokenizer, plain_text(messages_of(prompt)))
+    return split_text(tokenizer, plain_text(prompt))
 
 
 def answer_ids(
-    tokenizer: Any,
-    prompt: str | Sequence[Message],
-    answer: str,
-    template: Mapping[str, Any] | None = None,
-    start: str = "",
+    tokenizer: Any, prompt: Prompt, answer: str, template: Template | None = None, start: str = ""
 ) -> list[int]:
     """Token ids [A] of a reference answer after its prompt, and `end_id`: the targets of supervised training. `start`
     is the given start of an answer (`start_ids`), if it has one. What the end of the prompt, or `start`, has written
@@ -114,16 +107,16 @@ def answer_ids(
         answer = answer[written_already(_begun(tokenizer, prompt, template) + start, answer) :]
     if start:
         return [*continued_ids(tokenizer, answer), end]
-    # The pieces of the prompt, then of both: the answer's first piece goes on where the prompt's last one ends.
+    # The answer's first piece goes on where the prompt's last one ends.
     first, *others = split_text(tokenizer, answer)
-    before, both = (ids_of_pieces(tokenizer, own) for own in (pieces, [*pieces[:-1], pieces[-1] + first, *others]))
-    own = both[len(before) :]
-    if both[: len(before)] != before or not own or control_tokens(tokenizer).made_of(answer, own):
-        own = text_ids(tokenizer, answer)
-    return [*own, end]
+    before, both = (ids_of_pieces(tokenizer, some) for some in (pieces, [*pieces[:-1], pieces[-1] + first, *others]))
+    ids = both[len(before) :]
+    if both[: len(before)] != before or not ids or control_tokens(tokenizer).made_of(answer, ids):
+        ids = text_ids(tokenizer, answer)
+    return [*ids, end]
 
 
-def _begun(tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None) -> str:
+def _begun(tokenizer: Any, prompt: Prompt, template: Template | None) -> str:
     """What a prompt holds behind its last message, where the answer may have begun; a rendered prompt may hold it
     anywhere."""
     if not has_template(tokenizer, prompt):
@@ -137,10 +130,7 @@ def written_already(before: str, answer: str) -> int:
     """How many characters of an answer the text before it ends with: a mark such as <think>, all that follows it there,
     and the white space behind it.
 
-    Example:
-        >>> written_already("<|im_start|>assistant\n<think>\n", "<think>\n2+2 is 4.</think>4")
-        8
-    """
+    Example: written_already("<|im_start|>assistant\n<think>\n", "<think>\n2+2 is 4.</think>4") -> 8"""
     for mark in re.finditer(r"[<\[]", before):
         start = before[mark.start() :]
         if answer.startswith(start.rstrip()):
@@ -152,8 +142,7 @@ def written_already(before: str, answer: str) -> int:
 def end_id(tokenizer: Any) -> Any:
     """The id that ends a causal model's answer: the control token that the chat template writes behind one, as Gemma's
     writes <end_of_turn>, else the tokenizer's end of sequence (None if it has none)."""
-    mark = _mark(tokenizer)
-    return tokenizer.eos_token_id if mark is None else mark
+    return tokenizer.eos_token_id if (mark := _mark(tokenizer)) is None else mark
 
 
 def template_notes(tokenizer: Any) -> tuple[str, str]:
@@ -162,27 +151,21 @@ def template_notes(tokenizer: Any) -> tuple[str, str]:
     around = around_answer(tokenizer) if getattr(tokenizer, "chat_template", None) else None
     if around is None:
         return "", ""
-    (prompt, before, _), mark, end = around, _mark(tokenizer), tokenizer.eos_token
-    about_end = ""
+    (prompt, before, _), mark, end, about_end = around, _mark(tokenizer), tokenizer.eos_token, ""
     if mark is None:
         about_end = f"the chat template writes no control token behind an answer, so a target ends with {end}"
     elif mark != tokenizer.eos_token_id:
         name = tokenizer.convert_ids_to_tokens(mark)
         about_end = f"a target ends with {name}, as in the chat template, and an answer at it or {end}"
     missing = before.removeprefix(prompt)
-    if before == prompt + missing and missing.strip() and not _generation_prompt(tokenizer, prompt):
+    generates = "".join(template_pieces(tokenizer, messages_of("?"), generate=False)) != prompt
+    if before == prompt + missing and missing.strip() and not generates:
         return about_end, (
             f"the chat template has no generation prompt: it writes {represent(missing)} before an answer, but not at "
             "the end of a prompt, so the policy would have to write it; add what follows `add_generation_prompt` "
             "to the template, or give that text as policy.answer_start"
         )
     return about_end, ""
-
-
-def _generation_prompt(tokenizer: Any, prompt: str) -> bool:
-    """True if the template adds something to a prompt when it is asked for an answer."""
-    asked: list[Message] = [{"role": "user", "content": "?"}]
-    return "".join(template_pieces(tokenizer, asked, generate=False)) != prompt
 
 
 _marks: WeakKeyDictionary[Any, tuple[Any, int | None]] = WeakKeyDictionary()
@@ -212,25 +195,23 @@ def _first_control(tokenizer: Any, text: str) -> int | None:
     return None
 
 
-def source_ids(
-    tokenizer: Any, prompt: str | Sequence[Message], template: Mapping[str, Any] | None = None, cut: Cut | None = None
-) -> list[int]:
+def source_ids(tokenizer: Any, prompt: Prompt, template: Template | None = None, cut: Cut | None = None) -> list[int]:
     """Token ids [S] of a prompt for an encoder, with all special tokens that the tokenizer adds. These include the
     end-of-sequence token (of T5, for example), which `prompt_ids` leaves out."""
     if has_template(tokenizer, prompt):
         return prompt_ids(tokenizer, prompt, template, cut)
-    return _plain_ids(tokenizer, messages_of(prompt), cut, end=True)
+    return _plain_ids(tokenizer, prompt, cut, end=True)
 
 
-def _plain_ids(tokenizer: Any, messages: Sequence[Message], cut: Cut | None, end: bool) -> list[int]:
-    """The ids of messages without a chat template, with the tokenizer's special tokens around them (`end`: also the end
+def _plain_ids(tokenizer: Any, prompt: Prompt, cut: Cut | None, end: bool) -> list[int]:
+    """The ids of a prompt without a chat template, with the tokenizer's special tokens around it (`end`: also the end
     of sequence), cut to `cut.tokens`: ids of the text are removed, special tokens around it stay."""
 
     def ended(ids: list[int]) -> list[int]:
         return ids if end or ids[-1:] != [tokenizer.eos_token_id] else ids[:-1]
 
     # 1. The ids that the tokenizer gives, if no foreign text in them is a control token and they need no cut.
-    text = plain_text(messages)
+    text = plain_text(prompt)
     pieces, ids = split_text(tokenizer, text), list(tokenizer(str(text))["input_ids"])
     if len(pieces) == 1 and (cut is None or len(ended(ids)) <= cut.tokens):
         return ended(ids)
@@ -281,7 +262,7 @@ def appended_ids(
     history: Sequence[Message],
     new: Sequence[Message],
     last: int,
-    template: Mapping[str, Any] | None = None,
+    template: Template | None = None,
     ended: bool = False,
     bare: bool = False,
 ) -> list[int]:
@@ -297,13 +278,10 @@ def appended_ids(
         return ids_of_pieces(tokenizer, split_text(tokenizer, text))
     # 2. With a template: what it writes behind the answer.
     ids = ids_of_pieces(tokenizer, ending_pieces(tokenizer, history, new, template))
-    # 3. Drop the end mark if the answer already ends with it, or with another.
+    # 3. Drop the end mark if the answer already ends with it, or with another; some templates put a space before it.
     for mark in (last, _mark(tokenizer)) if ended else (last,):
-        if mark not in ids:
-            continue
-        place = ids.index(mark)
-        before = tokenizer.decode(ids[:place], skip_special_tokens=False)
-        if not before.strip():  # some templates put a space before the end mark
+        place = ids.index(mark) if mark in ids else None
+        if place is not None and not tokenizer.decode(ids[:place], skip_special_tokens=False).strip():
             return ids[place + 1 :]
     return ids
 

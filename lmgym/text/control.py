@@ -43,10 +43,8 @@ def text_ids(tokenizer: Any, text: str, continued: bool = False, target: bool = 
     `continued`: the text goes on behind other tokens, so a tokenizer that puts a space before a text must not.
     `target`: it is an answer of an encoder-decoder, for which some tokenizers have other rules.
 
-    Example: with a tokenizer of bytes "<eos>" becomes five tokens
-        >>> text_ids(builtin_tokenizer("builtin:bytes"), "<eos>")
-        [63, 104, 114, 118, 65]
-    """
+    Example: with a tokenizer of bytes "<eos>" becomes five tokens:
+    text_ids(builtin_tokenizer("builtin:bytes"), "<eos>") -> [63, 104, 114, 118, 65]"""
     control = control_tokens(tokenizer)
 
     def pieces(text: str, later: bool) -> list[int]:
@@ -88,27 +86,24 @@ def split_text(tokenizer: Any, text: str, control: ControlTokens | None = None) 
     (of a text that spells none the text itself). What the recipe wrote (types.RecipeText) is always at even places.
     `control`: those of this tokenizer, if they are at hand.
 
-    Example:
-        >>> split_text(builtin_tokenizer("builtin:bytes"), "a<eos>b")
-        ['a', '<eos>', 'b']
-    """
+    Example: split_text(builtin_tokenizer("builtin:bytes"), "a<eos>b") -> ['a', '<eos>', 'b']"""
     control = control or control_tokens(tokenizer)
     written = getattr(text, "spans", ())
     text = str(text)
     # 1. The parts that the recipe did not write, and in them what would become a control token.
     edges = [0, *(edge for span in written for edge in span), len(text)]
     foreign = [span for span in list(pairwise(edges))[::2] if span[0] < span[1]]
-    found = [
+    spelled = [
         (begin + first, begin + last)
         for begin, end in foreign
         for first, last in _spelled(tokenizer, text[begin:end], control)
     ]
-    pieces = _cut(text, found)
+    pieces = _cut(text, spelled)
     # 2. A name of which the recipe wrote a half: then all that it did not write is set apart.
     if written:
-        own = [text[begin:end] for begin, end in written]
-        wanted, given = (_control_in(tokenizer, texts, control) for texts in (own, pieces[::2]))
-        pieces = pieces if wanted == given else _cut(text, foreign)
+        by_recipe = [text[begin:end] for begin, end in written]
+        wanted, made = (_control_in(tokenizer, texts, control) for texts in (by_recipe, pieces[::2]))
+        pieces = pieces if wanted == made else _cut(text, foreign)
     return pieces
 
 
@@ -168,17 +163,15 @@ def control_tokens(tokenizer: Any) -> ControlTokens:
     state = (str(template), special, len(tokenizer))
     if tokenizer in _known and _known[tokenizer][0] == state:
         return _known[tokenizer][1]
+    added = [(token.content, id, token.special) for id, token in tokenizer.added_tokens_decoder.items()]
     named = list(zip(special, tokenizer.all_special_ids, strict=True))
-    for id, token in tokenizer.added_tokens_decoder.items():
-        if token.special or (token.content in state[0] and not token.content.isspace()):
-            named.append((token.content, id))
+    named += [(name, id) for name, id, always in added if always or (name in state[0] and not name.isspace())]
     named = [(name, id) for name, id in named if name and id is not None and not _ordinary(tokenizer, name, id)]
     longest_first = sorted({name for name, _ in named}, key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
     unknown = (getattr(tokenizer, "unk_token_id", None), str(getattr(tokenizer, "unk_token", None)))
-    found = ControlTokens(frozenset(id for _, id in named), pattern, unknown)
-    _known[tokenizer] = (state, found)
-    return found
+    _known[tokenizer] = (state, ControlTokens(frozenset(id for _, id in named), pattern, unknown))
+    return _known[tokenizer][1]
 
 
 def _ordinary(tokenizer: Any, name: str, id: int) -> bool:

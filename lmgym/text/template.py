@@ -33,10 +33,8 @@ def template_pieces(
     False.
     Raises LmgymError if it refuses them still, or if a role is not one word.
 
-    Example: with a template that writes "<|user|>" and a user who writes "<eos>"
-        >>> template_pieces(tokenizer, [{"role": "user", "content": "a<eos>"}])
-        ['<|user|>a', '<eos>', '<|assistant|>']
-    """
+    Example: with a template that writes "<|user|>" and a user who writes "<eos>":
+    template_pieces(tokenizer, [{"role": "user", "content": "a<eos>"}]) -> ['<|user|>a', '<eos>', '<|assistant|>']"""
     if generate and len(messages) > 1 and messages[-1]["role"] == "assistant":
         *before, last = template_pieces(tokenizer, messages[:-1], template, merge=merge)
         first, *others = split_text(tokenizer, messages[-1]["content"])
@@ -53,9 +51,10 @@ NO_TOOLS = (
 
 def ignores_tools(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None) -> bool:
     """True if the template is given `tools`, by its arguments or beside a message, and writes the same without them."""
-    *bare, without = ({key: own for key, own in one.items() if key != "tools"} for one in (*messages, template or {}))
-    if not any(one.get("tools") for one in (*messages, template or {})):
+    every: list[Mapping[str, Any]] = [*messages, template or {}]
+    if not any(tree.get("tools") for tree in every):
         return False
+    *bare, without = ({key: value for key, value in tree.items() if key != "tools"} for tree in every)
     return template_pieces(tokenizer, messages, template) == template_pieces(tokenizer, bare, without)
 
 
@@ -79,10 +78,7 @@ def around_answer(tokenizer: Any) -> tuple[str, str, str] | None:
     """What the template writes of a short conversation: the prompt of an answer, all that stands before the answer in
     the end, and what stands behind it. None if the template refuses or drops the answer.
 
-    Example: with a template of ChatML
-        >>> around_answer(tokenizer)[2]
-        '<|im_end|>\\n'
-    """
+    Example: with a template of ChatML: around_answer(tokenizer)[2] -> '<|im_end|>\\n'"""
     marks = Marks(tokenizer, "")
     asked = {"role": "user", "content": "?"}
     try:
@@ -180,10 +176,8 @@ def merge_roles(messages: Sequence[Message]) -> list[Message]:
 
     System messages become user messages; consecutive messages of one role become one, with a blank line between them.
 
-    Example:
-        >>> merge_roles([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}])
-        [{'role': 'user', 'content': 'Add.\\n\\n1+1='}]
-    """
+    Example: merge_roles([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}])
+    -> [{'role': 'user', 'content': 'Add.\\n\\n1+1='}]"""
     fewer: list[Message] = []
     for message in messages:
         role = "user" if message["role"] == "system" else message["role"]

@@ -14,10 +14,8 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     A character that several tokens spell together belongs to the last of them; the others get "". Any object with the
     `decode` of a tokenizer will do, of the library tokenizers or of transformers; the time is linear in the length.
 
-    Example: in bytes "é" is two tokens
-        >>> token_texts(builtin_tokenizer("builtin:bytes"), [68, 130, 105, 69])
-        ['b', '', 'é', 'c']
-    """
+    Example: in bytes "é" is two tokens: token_texts(builtin_tokenizer("builtin:bytes"), [68, 130, 105, 69])
+    -> ['b', '', 'é', 'c']"""
     ids = list(ids)
 
     def decode(part: Sequence[int]) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from lmgym.rollouts.play import exchanged, play_share
+from lmgym.rollouts.play import Draw, exchanged, play_share
 from lmgym.rollouts.rollout import finished_episodes
-from lmgym.rollouts.sources import Draw, PolicyAnswers
+from lmgym.rollouts.sources import PolicyAnswers
 from lmgym.types import Episode
 
 Played = dict[int, list[Episode]]  # scored episodes by the number of their environment
@@ -40,10 +40,9 @@ class Ahead(PolicyAnswers):
 
     def begin_next(self, draw: Callable[[], Draw]) -> None:
         """Start to sample the draw, beside whatever else this process does."""
-        own = draw()
-        how = (own.actor, own.sampling, own.key, own.envs, own.rewards, own.timeout)
-        self._step, self._ready = int(own.key[-2]), None
-        self._running = own, self._thread.submit(play_share, own.prompts, *how)
+        following = draw()
+        self._step, self._ready = int(following.key[-2]), None
+        self._running = following, self._thread.submit(play_share, following)
 
     def finish(self) -> None:
         """Wait until the sampling has ended, and exchange the answers with the other ranks. Raises whatever the

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.normalisation import Moments, normalise
-from lmgym.rollouts.play import play
+from lmgym.rollouts.play import Draw, play
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import demonstrate, groups_of
-from lmgym.rollouts.sources import Draw
 from lmgym.training.setup import actor_of
 from lmgym.training.stage import StageRun
 from lmgym.types import Episode

@@ -23,10 +23,11 @@ from lmgym.logs.records import environment_numbers
 from lmgym.models.load import read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.rounding import share_seen_by_nearest
-from lmgym.rewards.base import Reward, build_rewards
+from lmgym.rewards.base import Reward
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import why_never_paid
+from lmgym.rollouts.play import Draw
 from lmgym.rollouts.rollout import groups_of
-from lmgym.rollouts.sources import Draw
 from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, start_ids, template_notes
 from lmgym.text.template import NO_TOOLS

@@ -13,13 +13,14 @@ from lmgym.envs.vector import Envs
 from lmgym.logs.console import Sample
 from lmgym.logs.formatting import json_text
 from lmgym.logs.plots.calibration import calibration_plot
-from lmgym.logs.plots.figures import training_plot
+from lmgym.logs.plots.training import training_plot
 from lmgym.logs.records import rollout_record
 from lmgym.models import copies
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import facts_of_base, save_reward_model
 from lmgym.rollouts.evaluate import Evaluation, better_directions, evaluate
-from lmgym.rollouts.rollout import Actor, demonstrate
+from lmgym.rollouts.players import Actor
+from lmgym.rollouts.rollout import demonstrate
 from lmgym.stats.calibration import Bin
 from lmgym.stats.intervals import Interval, mean_interval
 from lmgym.training.callbacks import EvaluationEnd

@@ -14,9 +14,11 @@ from lmgym.config.yaml import write_yaml
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.redacted import redacted
-from lmgym.logs.writer import read_records
+from lmgym.logs.records import read_records
 from lmgym.models import export as files
+from lmgym.models.bf16_files import round_files
 from lmgym.models.builtin import is_builtin
+from lmgym.models.gguf import file_of
 from lmgym.models.load import load_policy
 from lmgym.models.reward_model import facts_of_base, save_reward_model
 from lmgym.training.checkpoints import checkpoint
@@ -24,11 +26,19 @@ from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.setup import newest_model
 
 
-def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = False, push: str | None = None) -> str:
+def export(
+    what: Path,
+    to: Path,
+    overrides: Sequence[str] = (),
+    merge: bool = False,
+    push: str | None = None,
+    bf16: bool = False,
+) -> str:
     """Write the model of a run folder (its newest), or of one of its checkpoints/, best/ or final/, to a new folder;
     with `push` ("owner/name"), to the Hub as well. Returns a sentence that says where it is.
 
-    Adapters are written in peft's format, or with `merge` added to the weights of their base. Raises LmgymError before
+    Adapters are written in peft's format, or with `merge` added to the weights of their base; with `bf16` the weights
+    are rounded (models/bf16_files.py). Raises LmgymError before
     anything is written: for a damaged checkpoint, a folder that is not empty, a repository that exists, no token.
 
     Example: export(Path("runs/quickstart"), Path("model"))"""
@@ -38,12 +48,15 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
         raise LmgymError(f"--to: {to} exists and is not empty; name a new folder")
     required = config.stages[-1].algorithm.requirements
     judges = _is_reward_model(source, config)
+    if bf16 and not merge and files.is_adapter(source):
+        raise LmgymError(f"--bf16: {source} holds adapters, which stay in fp32; add --merge for a whole model in bf16")
     if not judges:
         files.check_mergeable(source, config.policy, merge, push is not None)
     if push is not None:
         files.check_hub(push)
     machine = choose_machine(config, run)
     section = machine.policy_section(config.policy)
+    sentence = f"model: {to}"
 
     def write(folder: Path) -> None:
         if judges and (source / "state.json").is_file():
@@ -53,20 +66,24 @@ def export(what: Path, to: Path, overrides: Sequence[str] = (), merge: bool = Fa
             files.merge_model(source, folder, section, config.seed)
         else:
             files.copy_model(source, folder, section)
+        if bf16:
+            nonlocal sentence
+            sentence += f", {round_files(folder, section, config.seed)}"
         card = model_card(config, run, source, machine, adapter=files.is_adapter(folder))
         (folder / "README.md").write_text(card, encoding="utf-8")
 
     checkpoint.write_folder(to.resolve(), write)  # where a link leads: it stays a link
     if push is None:
-        return f"model: {to}"
-    return f"model: {to}, and (private) {files.push(to, push, f'lmgym export of {source.name}')}"
+        return sentence
+    return f"{sentence}, and (private) {files.push(to, push, f'lmgym export of {source.name}')}"
 
 
 def model_card(config: Config, run: Path, source: Path, machine: Machine, adapter: bool) -> str:
     """The README.md of a model: its base model, how it was trained, its evaluations."""
     base = config.policy.model
-    named = "made from scratch" if is_builtin(base) else Path(base).name if Path(base).exists() else base
-    hub = not is_builtin(base) and not Path(base).exists()
+    here = file_of(base) or Path(base)
+    named = "made from scratch" if is_builtin(base) else here.name if here.exists() else base
+    hub = not is_builtin(base) and not here.exists()
     header: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "tags": ["lmgym"]}
     if hub:
         header |= {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}

@@ -80,7 +80,7 @@ def open_run(
     config: Config,
     begun: Begun,
     loaded: Loaded,
-    engine: Engine,
+    engine: Engine[Policy],
     limits: GapLimits,
     callbacks: Callbacks,
     console: Console,

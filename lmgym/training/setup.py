@@ -23,9 +23,10 @@ from lmgym.models.device import prepare_process
 from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
-from lmgym.rewards.base import Reward, available_metrics, build_rewards, check_examples
+from lmgym.rewards.base import Reward, check_examples
+from lmgym.rewards.building import available_metrics, build_rewards
 from lmgym.rollouts.evaluate import Evaluation, evaluate
-from lmgym.rollouts.rollout import Actor
+from lmgym.rollouts.players import Actor
 from lmgym.tasks.base import load_task
 from lmgym.tasks.rows.unfit import telling
 from lmgym.tasks.streamed import first_of
@@ -98,7 +99,7 @@ def load(config: Config, begun: Begun, ranks: Ranks, say: Callable[[str], None])
     return Loaded(machine, data, policy, stands_on)
 
 
-def prove(section: EngineSection, loaded: Loaded, engine: Engine, say: Callable[[str], None]) -> GapLimits:
+def prove(section: EngineSection, loaded: Loaded, engine: Engine[Policy], say: Callable[[str], None]) -> GapLimits:
     """What is sampled, scored and said by the model itself must agree; the limits of the gap while it trains. Raises
     LmgymError if it does not."""
     machine, policy = loaded.machine, loaded.policy
@@ -204,7 +205,7 @@ def newest_model(folder: Path) -> Path:
     return source
 
 
-def prove_policy(section: EngineSection, policy: Policy, engine: Engine) -> list[Proof]:
+def prove_policy(section: EngineSection, policy: Policy, engine: Engine[Policy]) -> list[Proof]:
     """Compare what is sampled and scored with the model's own forward pass (inference/proof.py)."""
     return proofs_of(policy, engine, partial(make_engine, section), section.gap_at_load)
 
@@ -216,7 +217,7 @@ def open_engine(
     folder: Path,
     warn: Callable[[str], None],
     ranks: Ranks = ALONE,
-) -> Engine:
+) -> Engine[Policy]:
     """The engine of a run. Raises LmgymError if it cannot be had, or is too small for the `ranks`."""
     corrected = all(stage.algorithm.weighs_old for stage in stages if stage.source.samples)
     canary, machine = canary_limit(section, loaded.policy.compute), loaded.machine
@@ -229,7 +230,7 @@ def engine_sentence(section: EngineSection, machine: Machine) -> str:
     return section.kind.sentence(section, machine.unit, machine.generator_threads)
 
 
-def make_actor(section: PolicySection, policy: Policy, engine: Engine, version: int = 0) -> Actor:
+def make_actor(section: PolicySection, policy: Policy, engine: Engine[Policy], version: int = 0) -> Actor:
     """The policy as it acts in rollouts: its engine with its tokenizer."""
     return Actor(
         engine,

@@ -25,11 +25,13 @@ from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import take_reward_model
 from lmgym.models.sharding import shard_policy
-from lmgym.rewards.base import Reward, build_rewards
-from lmgym.rewards.normalisation import Moments, moments_to_json
+from lmgym.rewards.base import Reward
+from lmgym.rewards.building import build_rewards
+from lmgym.rewards.normalisation import Moments
 from lmgym.rewards.running import pooled
-from lmgym.rollouts.rollout import Actor
-from lmgym.rollouts.sources import Draw, Source, answered_and_given
+from lmgym.rollouts.play import Draw
+from lmgym.rollouts.players import Actor
+from lmgym.rollouts.sources import Source, answered_and_given
 from lmgym.tasks.curriculum import Curriculum
 from lmgym.tasks.stream import Stream
 from lmgym.training.ahead import Ahead
@@ -238,7 +240,7 @@ def save_checkpoint(stage: StageRun) -> None:
         "records": dict(run.writer.counts),
     }
     if begun and stage.moments:
-        state["moments"] = moments_to_json(stage.moments)
+        state["moments"] = {name: asdict(moments) for name, moments in stage.moments.items()}
     if begun and (order := stage.stream.state_dict()):
         state["curriculum"] = order
     if states := run.callbacks.state_dict():

@@ -30,7 +30,8 @@ from lmgym.compat.rl4lms.reward import BatchedRewardFunction, Observation, Rewar
 from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards, call_reward, check_examples
+from lmgym.rewards.base import call_reward, check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.tasks.base import MissingSplit, check_task, load_task
 from lmgym.tasks.stream import Stream

@@ -403,7 +403,7 @@ def index_of_nonsense(folder: Path) -> None:
 
 
 def other_weights(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model-q4.gguf")
+    (folder / "model.safetensors").rename(folder / "model.onnx")
 
 
 def adapters_alone(folder: Path) -> None:
@@ -487,7 +487,7 @@ def tokenizer_of_its_own_code(folder: Path) -> None:
         (tokenizer_as_pointer, r"could not load .*: tokenizer\.json is a pointer of Git LFS"),
         (without_a_part, r"could not load .*: model-00002-of-00002\.safetensors is missing, 1 of 2 parts"),
         (index_of_nonsense, r"could not load .*: model\.safetensors\.index\.json holds no JSON object"),
-        (other_weights, r"could not load .*: it has no weights .*model-q4\.gguf is for llama\.cpp"),
+        (other_weights, r"could not load .*: it has no weights .*model\.onnx is for ONNX"),
         (adapters_alone, r"holds LoRA adapters \(adapter_config\.json\) and not the model that they are for; merge"),
         (without_tokenizer, r"could not load .*: it has no tokenizer \(tokenizer\.json,"),
         (tokenizer_of_nonsense, r"could not load .*: tokenizer\.json is no JSON"),

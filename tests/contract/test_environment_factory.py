@@ -12,7 +12,7 @@ from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.environment_factory import EnvironmentFactory
 from lmgym.envs.vector import Envs, InProcess
 from lmgym.inference.base import Sampling
-from lmgym.rewards.base import build_rewards
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.foreign.trl import from_trl
 from lmgym.rollouts.rollout import Actor, apply_rewards, collect
 from lmgym.types import BarePrompt, Episode, Example

@@ -10,7 +10,8 @@ import pytest
 from lmgym.core.errors import LmgymError
 from lmgym.logs.records import episode_metrics
 from lmgym.rewards.adapters import style_of
-from lmgym.rewards.base import Reward, build_rewards, call_reward, check_examples
+from lmgym.rewards.base import Reward, call_reward, check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn

@@ -17,7 +17,8 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.stepwise import StepwiseEnv
 from lmgym.processes.pool import close_shared
-from lmgym.rewards.base import build_rewards, call_reward
+from lmgym.rewards.base import call_reward
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.maths.final_answer import final_answer
 from lmgym.rollouts.evaluate import by_task, measured
 from lmgym.tasks.base import MissingSplit, check_task, load_task

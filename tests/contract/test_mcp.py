@@ -19,7 +19,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.redacted import redacted
 from lmgym.envs.conversation import Conversation
 from lmgym.envs.env_processes import EnvProcesses
-from lmgym.envs.tools import mcp
+from lmgym.envs.tools import entries, mcp
 from lmgym.envs.vector import EnvFailure, InProcess, Opening
 from lmgym.training.checkpoints import manifest
 from lmgym.training.model_card import export
@@ -35,7 +35,7 @@ QUESTION = Example("sum/0", "What is 12 + 34?")
 def no_servers_left() -> Iterator[None]:
     yield
     mcp._close_all()
-    mcp._shared.clear()
+    entries._shared.clear()
 
 
 def call(name: str, **arguments: object) -> str:
@@ -271,8 +271,8 @@ def test_what_a_server_writes_to_its_error_output_stays_small() -> None:
 def test_a_server_in_the_middle_of_a_call_ends_with_its_killed_owner(tmp_path: Path) -> None:
     program = f"""
 import threading
-from lmgym.envs.tools.mcp import McpServer, Session
-session = Session(McpServer(mcp={SERVER!r}))
+from lmgym.envs.tools.mcp import Session
+session = Session({SERVER!r}, seconds=20.0)
 starting = threading.Thread(target=session.list_tools)  # a thread that ends before its server
 starting.start()
 starting.join()

@@ -14,7 +14,8 @@ from lmgym.core.errors import LONGEST_MESSAGE, LmgymError, describe, place, repr
 from lmgym.core.output import SurvivingOutput, surviving_output
 from lmgym.envs.vector import EnvFailure, InProcess
 from lmgym.logs.console import Console
-from lmgym.rewards.base import build_rewards, call_reward
+from lmgym.rewards.base import call_reward
+from lmgym.rewards.building import build_rewards
 from lmgym.tasks.base import load_task
 from lmgym.types import Episode, Example, Turn
 from tests import runs

@@ -5,6 +5,7 @@ What packs weights runs where bitsandbytes is installed and is skipped elsewhere
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ import torch
 import yaml
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from lmgym.batch import Batch, collate
@@ -371,6 +373,34 @@ def test_export_of_adapters_for_peft(trained: dict[str, Path], folders: dict[str
     assert rounding.near(theirs, logits(theirs), ours) and not torch.allclose(untrained, ours, atol=1e-2)
     alone = peft.AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "out"))  # the base is found by its name
     assert rounding.near(alone, logits(alone), ours)
+
+
+def test_export_in_bf16_rounds_to_either_neighbour(
+    trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same bits each time; numbers of bf16 stay; the others become one of their two neighbours, not always the
+    nearest; on average nothing is lost of what training changed."""
+    for name in ("out", "again"):
+        assert main(["export", str(trained["full"]), "--to", str(tmp_path / name), "--bf16"]) == 0
+    kept = re.search(r"in bf16, with (\d+)% of what training changed \(to nearest: \d+%\)", capsys.readouterr().out)
+    masters = load_file(runs.newest(trained["full"]) / "model.safetensors")
+    rounded = load_file(tmp_path / "out" / "model.safetensors")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert rounded.keys() == masters.keys()
+    farther = count = 0
+    for name, master in masters.items():
+        below = (master.view(torch.int32) & ~0xFFFF).view(torch.float32)  # towards zero: the upper half of the bits
+        above = ((master.view(torch.int32) & ~0xFFFF) + 0x10000).view(torch.float32)
+        copy = rounded[name].float()
+        assert torch.equal(rounded[name], again[name]) and rounded[name].dtype == torch.bfloat16
+        assert bool(((copy == below) | ((copy == above) & (below != master))).all())
+        farther += int((copy != master.bfloat16().float()).sum())
+        count += master.numel()
+    assert 0.1 < farther / count < 0.4  # evenly spread numbers go to the farther neighbour in a quarter of all cases
+    assert kept is not None and 99 <= int(kept[1]) <= 101  # steps of 0.03 are far larger than the noise
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.bfloat16
+    said = complaint(capsys, "export", trained["lora"], "--to", tmp_path / "b", "--bf16")
+    assert "holds adapters, which stay in fp32; add --merge for a whole model in bf16" in said
 
 
 def test_export_merges_adapters(trained: dict[str, Path], tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from lmgym.core import registry
 from lmgym.core.builtins import BUILTIN
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import Reward, build_rewards, call_reward
+from lmgym.rewards.base import Reward, call_reward
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.running.pooled import packed, unlimited_reason, unpacked
 from lmgym.types import Episode, Example, Turn
 from tests import runs

@@ -11,7 +11,8 @@ import pytest
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import load_plugin
-from lmgym.rewards.base import build_rewards, call_reward
+from lmgym.rewards.base import call_reward
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import why_never_paid
 from lmgym.types import Episode, Example, Turn
 from tests import runs

@@ -10,7 +10,8 @@ import pytest
 
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.adapters import style_of
-from lmgym.rewards.base import build_rewards, call_reward, check_examples
+from lmgym.rewards.base import call_reward, check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import why_never_paid
 from lmgym.rewards.foreign.signature import written_of
 from lmgym.rollouts.rollout import apply_rewards

@@ -653,9 +653,9 @@ def test_splits_give_way() -> None:
         "validation": [Example("d", "2"), Example("e", "4")],
         "test": [Example("f", "3"), Example("g", "4")],
     }
-    assert [example.id for example in disjoint("train", parts.__getitem__)] == ["a"]
-    assert [example.id for example in disjoint("validation", parts.__getitem__)] == ["d"]
-    assert disjoint("test", parts.__getitem__) == parts["test"]
+    assert [example.id for example in disjoint("riddles", "train", parts.__getitem__)] == ["a"]
+    assert [example.id for example in disjoint("riddles", "validation", parts.__getitem__)] == ["d"]
+    assert disjoint("riddles", "test", parts.__getitem__) == parts["test"]
 
 
 def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import Reward, build_rewards, call_reward, episodes
+from lmgym.rewards.base import Reward, call_reward, episodes
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.maths.final_answer import answer_format, final_answer
 from lmgym.tasks.base import FewShot, MissingSplit, check_task, load_task

@@ -10,10 +10,11 @@ from posixpath import normpath
 import pytest
 
 import lmgym
-from docs.site import docstrings, notebooks, pages
+from docs.site import api, docstrings, formulas, notebooks, pages
 from tests import runs
 
 ADDRESS = "https://example.org/lmgym"
+DOCS = runs.ROOT / "docs"
 
 
 def test_links_lead_to_pages_and_to_source_files() -> None:
@@ -110,3 +111,55 @@ def test_the_site_builds_and_holds_together() -> None:
     assert "group_centred" in found and "source/lmgym" not in found
     for name, home in lmgym._HOMES.items():
         assert any(f"lmgym.{home}.{name}" in names for names in ids.values()), f"the reference lacks {name}"
+
+
+def test_formulas_become_mathematics_that_a_browser_draws() -> None:
+    page = formulas.with_formulas("A\n\n```math\nA = \\frac{R}{2}\n\nB < 1\n```\n\nwith $`c_V`$ and `$x$`.")
+    assert page.count('<div class="formula"') == 2 and page.count("<mfrac>") == 1 and page.count("<msub>") == 1
+    assert "```" not in page and "B &lt; 1" in page and "`$x$`" in page
+    assert pages.finished("guide.md", "text") == "text"
+    assert pages.finished("log/2026-11.md", "text") == "---\nsearch:\n  exclude: true\n---\n\ntext"
+
+
+@pytest.mark.parametrize("page", sorted((runs.ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_each_formula_of_the_pages_is_read_whole(page: Path) -> None:
+    """What the converter does not know it leaves as TeX in the text."""
+    drawn = formulas.with_formulas(page.read_text(encoding="utf-8"))
+    for found in re.findall(r"<math .*?</math>", drawn, re.DOTALL):
+        assert "\\" not in re.sub(r' alttext="[^"]*"', "", found), found
+
+
+def test_no_page_is_longer_than_a_reader() -> None:
+    """300 lines. The log is a record; docs/from_trl.md has a row for each of TRL's fields."""
+    lengths = {
+        page.relative_to(DOCS).as_posix(): len(page.read_text(encoding="utf-8").splitlines())
+        for page in DOCS.rglob("*.md")
+    }
+    assert not [
+        (page, length)
+        for page, length in lengths.items()
+        if length > 300 and page != "from_trl.md" and not page.startswith("log/")
+    ]
+    assert len((runs.ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_the_api_names_each_public_name_under_one_task() -> None:
+    named = [name for _, names in api.TASKS.values() for name in names]
+    assert sorted(named) == sorted(lmgym._HOMES)
+
+
+FORM = ("When to use it", "Try it", "Hyperparameters", "What to watch", "State", "Deliberate differences")
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "algorithms").glob("*.md")), ids=lambda page: page.stem)
+def test_the_page_of_an_algorithm_has_the_form_of_all(page: Path) -> None:
+    """One sentence on what it is, a formula or a table of them, and then sections in one order."""
+    if page.stem == "family":
+        return
+    text = page.read_text(encoding="utf-8")
+    sentence = text.split("\n")[2]
+    assert sentence.endswith(".") and len(sentence.split()) < 30
+    assert "$`" in text or "```math" in text
+    places = [text.find(f"\n## {head}") for head in FORM]
+    found = [place for place in places if place >= 0]
+    assert found == sorted(found) and len(found) >= 5

@@ -14,7 +14,7 @@ import pytest
 from lmgym.cli.main import main
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.corpus import corpora
 from lmgym.stats.intervals import Interval, SufficientStatistics
 from lmgym.stats.paired import compare_paired, compare_summed, sign_flip, untested

@@ -28,7 +28,8 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.functional import losses
 from lmgym.functional.group_advantages import gdpo_advantages
-from lmgym.rewards.base import build_rewards, call_reward
+from lmgym.rewards.base import call_reward
+from lmgym.rewards.building import build_rewards
 from lmgym.types import Episode, Example, Turn
 from tests.family import grpo
 from tests.golden.record_grpo_family import EOS, IMPORTANCE_CAP, LIMIT, OVERLONG, RECORD, SEEDS, SIZE, WEIGHTS, Inputs

@@ -9,7 +9,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import get
-from lmgym.rewards.base import build_rewards, check_examples
+from lmgym.rewards.base import check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.text.meteor import meteor_stem
 from lmgym.tasks.base import load_task

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmgym.core.errors import LmgymError
 from lmgym.envs.stepwise import StepwiseEnv
-from lmgym.rewards.base import Reward, build_rewards, call_reward, check_examples
+from lmgym.rewards.base import Reward, call_reward, check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.learned.endpoint import endpoint_judge
 from lmgym.rewards.learned.judge import judge_score, judge_yes_no
 from lmgym.rewards.learned.judge_prompts import actions

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards, check_examples
+from lmgym.rewards.base import check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.learned import scorers
 from lmgym.rewards.learned.classifier import learned_reward, reward_model
 from lmgym.rewards.learned.entailment import PERCENTILES, PairProbabilities, _consistent, summac_conv, summac_zero_shot

@@ -13,7 +13,8 @@ import pytest
 
 from lmgym.core.errors import LmgymError
 from lmgym.processes.pool import shared
-from lmgym.rewards.base import build_rewards, call_reward, check_examples
+from lmgym.rewards.base import call_reward, check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.maths import math_equal as module
 from lmgym.rewards.maths.math_equal import math_equal

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from lmgym.config.build import load_config
 from lmgym.core.availability import NEEDS, Need
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import _available, available_metrics, build_rewards, check_examples
-from lmgym.rewards.text.bleu import bleu, sacre_bleu, split_13a, ter
-from lmgym.rewards.text.chrf import chrf, chrf_plus_plus
+from lmgym.rewards.base import check_examples
+from lmgym.rewards.building import _available, available_metrics, build_rewards
+from lmgym.rewards.text.bleu import bleu, chrf, chrf_plus_plus, sacre_bleu, split_13a, ter
 from lmgym.rewards.text.cider import cider
 from lmgym.rewards.text.meteor import meteor, meteor_stem
 from lmgym.rewards.text.references import needed, stem, tokenise

@@ -10,7 +10,8 @@ import pytest
 from lmgym.core import registry
 from lmgym.core.availability import availability_of
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards, check_examples
+from lmgym.rewards.base import check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.text.spice import CORENLP, read_scores, spice
 from lmgym.types import Example
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.text.synthetic import dates, increasing_numbers
 from lmgym.tasks.base import load_task
 from lmgym.types import Example

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards, check_examples
+from lmgym.rewards.base import check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.text.common_gen import common_gen_preference, common_gen_repeat_penalty, concept_coverage
 from lmgym.rewards.text.parent import parent, totto_tables
 from lmgym.rewards.text.totto import (

@@ -11,7 +11,8 @@ import pytest
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards, check_examples
+from lmgym.rewards.base import check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.text.diversity import msttr, prediction_length
 from lmgym.rewards.text.lexicon import Lexicon, load_lexicon
 from lmgym.rewards.text.vader import sentiment, vader

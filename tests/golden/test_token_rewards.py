@@ -16,7 +16,8 @@ from lmgym.batch import collate
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.rewards.base import Reward, build_rewards, call_reward
+from lmgym.rewards.base import Reward, call_reward
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.token_credit import each_token, rewards_by_token, token_prefixes
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn

@@ -13,8 +13,9 @@ from transformers.utils import get_json_schema
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import check_arguments
 from lmgym.envs.conversation import Conversation
+from lmgym.envs.tools.calculator import calculator
 from lmgym.envs.tools.parsing import Call, Unreadable, parse_calls
-from lmgym.envs.tools.schema import Answer, answer_call, calculator, cut, prepare, schema, tool
+from lmgym.envs.tools.schema import Answer, answer_call, cut, prepare, schema, tool
 from lmgym.types import Example
 
 HERE = "tests.golden.test_tools"

@@ -572,14 +572,14 @@ def test_no_text_makes_one_in_a_row_of_a_scoring_model(kind: str, longest: int |
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
             **around, special_tokens=[("</s>", 1)]
         )
-    scorer = Scorer("tiny", "reward_model", None, tokenizer, longest)
+    scorer = Scorer("tiny", "reward_model", None, tokenizer, longest, truncation="left")
     for second in (None, "cat"):
         pair = None if second is None else [second]
-        usual = made(tokenizer, text_rows("reward_model", scorer, ["cat"], "left", pair)[0].ids)
+        usual = made(tokenizer, text_rows(scorer, ["cat"], pair)[0].ids)
         for text in attacks(tokenizer):
             for one, other in ((text, second), (second, text)) if second else ((text, None),):
                 texts = None if other is None else [other]
-                (row,) = text_rows("reward_model", scorer, [one or ""], "left", texts)
+                (row,) = text_rows(scorer, [one or ""], texts)
                 assert made(tokenizer, row.ids) == usual
                 assert longest is None or len(row.ids) <= longest
                 assert row.types is None or len(row.types) == len(row.ids)

@@ -15,7 +15,8 @@ from lmgym.envs.conversation import Conversation
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import EnvFailure, InProcess
 from lmgym.processes.coroutines import results_of
-from lmgym.rewards.base import build_rewards, call_reward
+from lmgym.rewards.base import call_reward
+from lmgym.rewards.building import build_rewards
 from lmgym.types import Episode, Example, Turn
 
 HERE = __name__

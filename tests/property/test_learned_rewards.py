@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards, call_reward, check_examples
+from lmgym.rewards.base import call_reward, check_examples
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import SAMPLE_TEXTS, check_reward
 from lmgym.rewards.learned import batched_forward, scorers
 from lmgym.rewards.learned.perplexity import windows
@@ -156,7 +157,7 @@ def test_only_the_template_writes_control_tokens(text: str, arguments: dict[str,
 def test_only_the_tokenizer_writes_separators(text: str, behind: str, arguments: dict[str, dict[str, Any]]) -> None:
     scorer = scorers.load_scorer("bleurt", "classifier", arguments["bleurt"]["model"])
     control = set(scorer.tokenizer.convert_tokens_to_ids(tiny.SPECIAL))
-    row = text_rows("bleurt", scorer, [text], "refuse", second=[behind])[0]
+    row = text_rows(scorer, [text], second=[behind])[0]
     wanted = scorer.tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]", "[SEP]"])
     assert [id for id in row.ids if id in control] == wanted
     second = row.ids.index(wanted[1]) + 1

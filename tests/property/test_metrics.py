@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.core import registry
-from lmgym.rewards.base import build_rewards
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.types import Example
 

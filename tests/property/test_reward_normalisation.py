@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import build_rewards
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.normalisation import Moments, normalise
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn

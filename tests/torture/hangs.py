@@ -28,7 +28,8 @@ from lmgym.core.errors import LONGEST_MESSAGE, LmgymError
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.vector import EnvFailure
 from lmgym.processes.pool import Failure, ProcessPool
-from lmgym.rewards.base import build_rewards, call_reward
+from lmgym.rewards.base import call_reward
+from lmgym.rewards.building import build_rewards
 from lmgym.rewards.text.spice import CORENLP
 from lmgym.types import Episode, Example, Turn
 from tests.torture.kinds_of_hang import KINDS, drips

@@ -207,7 +207,7 @@ def _own_keys(kind: str, name: str) -> list[str]:
     """The arguments of a registered thing, and the options that any of its kind takes."""
     from lmgym.config.build import ENV_OPTIONS
     from lmgym.core.validation import parameters_of
-    from lmgym.rewards.base import OPTIONS as REWARD_OPTIONS
+    from lmgym.rewards.building import OPTIONS as REWARD_OPTIONS
     from lmgym.tasks.base import OPTIONS as TASK_OPTIONS
 
     given = {"task": 1, "reward": 2}.get(kind, 0)

@@ -6,7 +6,7 @@ from typing import Any
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError, describe
-from lmgym.rewards.base import OPTIONS as REWARD_OPTIONS
+from lmgym.rewards.building import OPTIONS as REWARD_OPTIONS
 from lmgym.tasks.base import OPTIONS as TASK_OPTIONS
 
 # Keys that a recipe's section uses itself; a class's argument of such a name is called "own_NAME" in a recipe.

@@ -10,7 +10,7 @@ from typing import Any
 from lmgym.compat.rl4lms.classes import Maker, check_class, imitate
 from lmgym.core.errors import LmgymError, warn
 from lmgym.core.registry import suggest
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Example
 
 Values = Mapping[str, tuple[Sequence[float] | None, float]]
@@ -75,7 +75,7 @@ def metric_of(id: str, cls: type) -> Callable[..., list[float]]:
 
 
 def _computed(id: str, metric: Any, texts: Sequence[str], examples: Sequence[Example]) -> Values:
-    prompts = [plain_text(messages_of(example.prompt)) for example in examples]
+    prompts = [plain_text(example.prompt) for example in examples]
     references = [list(example.references) for example in examples]
     found = metric.compute(prompts, list(texts), references, [dict(example.meta) for example in examples], None, None)
     if not isinstance(found, Mapping) or not found:

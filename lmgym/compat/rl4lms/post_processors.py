@@ -2,6 +2,6 @@
 
 from lmgym.compat.rl4lms.post_processors import three_sentence_summary"""
 
-from lmgym.rewards.text.post_processing import three_sentence_summary
+from lmgym.rewards.text.sentences import three_sentence_summary
 
 __all__ = ["three_sentence_summary"]

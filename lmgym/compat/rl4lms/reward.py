@@ -10,7 +10,7 @@ from typing import Any
 from lmgym.compat.rl4lms.classes import Maker, base_names, check_class, imitate
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.token_credit import each_token, token_prefixes
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Episode, Example
 
 
@@ -31,29 +31,12 @@ class Observation:
     prompt_ids: tuple[int, ...]
     context_ids: tuple[int, ...]
 
-    @property
-    def prompt_or_input_encoded_pt(self) -> Any:
-        return _row(self.prompt_ids)
-
-    @property
-    def prompt_or_input_attention_mask_pt(self) -> Any:
-        return _row([1] * len(self.prompt_ids))
-
-    @property
-    def context_encoded_pt(self) -> Any:
-        return _row(self.context_ids)
-
-    @property
-    def context_attention_mask_pt(self) -> Any:
-        return _row([1] * len(self.context_ids))
-
-    @property
-    def input_encoded_pt(self) -> Any:
-        return _row(self.prompt_ids + self.context_ids)
-
-    @property
-    def input_attention_mask_pt(self) -> Any:
-        return _row([1] * len(self.prompt_ids + self.context_ids))
+    prompt_or_input_encoded_pt = property(lambda self: _row(self.prompt_ids))
+    prompt_or_input_attention_mask_pt = property(lambda self: _row([1] * len(self.prompt_ids)))
+    context_encoded_pt = property(lambda self: _row(self.context_ids))
+    context_attention_mask_pt = property(lambda self: _row([1] * len(self.context_ids)))
+    input_encoded_pt = property(lambda self: _row(self.prompt_ids + self.context_ids))
+    input_attention_mask_pt = property(lambda self: _row([1] * len(self.prompt_ids + self.context_ids)))
 
 
 class RewardFunction(ABC):
@@ -163,7 +146,7 @@ def _batched(function: Any, episodes: Sequence[Episode], tokenizer: Any) -> list
 
 def _sample(example: Example) -> tuple[str, list[str], dict[str, Any]]:
     """Prompt, references and meta_info, as RL4LMs' classes know them."""
-    return plain_text(messages_of(example.prompt)), list(example.references), dict(example.meta)
+    return plain_text(example.prompt), list(example.references), dict(example.meta)
 
 
 def _row(ids: Sequence[int]) -> Any:

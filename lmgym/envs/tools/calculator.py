@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Literal
 
+from lmgym.core.registry import register
+
 Style = Literal["lmgym", "llm_rl"]
 
 LONGEST = 200  # characters of an expression; those of GSM8K have 30 at most
@@ -45,6 +47,18 @@ def calculate(expression: str) -> int | Fraction | None:
         return _Parser(expression).parse()
     except (_Refused, ZeroDivisionError):
         return None
+
+
+@register("tool", "calculator")
+def calculator(expression: str) -> str:
+    """Computes an arithmetic expression exactly: numbers, + - * / // ^, brackets and percent.
+
+    Args:
+        expression: such as (3 + 4.5) * 2"""
+    value = calculate(expression)
+    if value is None:
+        raise ValueError(f"this is no arithmetic, divides by zero, is longer than {LONGEST} characters, or too large")
+    return format_number(value, decimals=10)
 
 
 def format_number(value: int | Fraction, decimals: int = 2, style: Style = "lmgym") -> str:

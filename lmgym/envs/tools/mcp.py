@@ -1,5 +1,5 @@
-"""Tools of an MCP server (Model Context Protocol, modelcontextprotocol.io) that is a program: JSON-RPC 2.0, one message
-a line, over its standard input and output.
+"""A session with an MCP server (Model Context Protocol, modelcontextprotocol.io) that is a program: JSON-RPC 2.0, one
+message a line, over its standard input and output.
 
 Only what tools need is spoken here: initialize, tools/list, tools/call, and the answer to the server's ping. So no
 library is needed; each answer has a time limit; and a server ends with its episode."""
@@ -17,17 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from lmgym.core.constraints import PositiveFloat
-from lmgym.core.errors import LmgymError
-from lmgym.core.redacted import redacted
-from lmgym.core.registry import suggest
-from lmgym.core.validation import Section
-from lmgym.envs.tools.schema import Tool, ToolLost
+from lmgym.envs.tools.schema import ToolLost
 from lmgym.processes.coroutines import result_of
 from lmgym.processes.supervisor import PR_SET_PDEATHSIG
 
@@ -45,78 +40,30 @@ class ToolError(Exception):
     """The server says that a call failed; its text is for the model."""
 
 
-@dataclass(kw_only=True)
-class McpServer(Section):
-    """A server, as an entry of `env.tools`.
-
-    - `mcp`: the program and its arguments. It must be installed; nothing is downloaded.
-    - `only`: names of the tools that the model gets; without it, all.
-    - `seconds`: by the clock, for each answer of the server, its start included.
-    - `shared`: by default each episode starts a server of its own at its first call, so that no episode sees what
-      another one has left in it. For servers that keep nothing between calls: one for all episodes of a process.
-    - `variables`: names of environment variables of the training process that the server gets, such as the one with
-      its key, beside HOME, LANG, LOGNAME, PATH, SHELL, TERM, TMPDIR and USER. Only the names stand in the recipe.
-
-    Example: McpServer(mcp=["mcp-server-calculator"], shared=True)"""
-
-    section = "env.tools"
-
-    mcp: list[str]
-    only: list[str] | None = None
-    seconds: PositiveFloat = 20.0
-    shared: bool = False
-    variables: list[str] | dict[str, Any] = field(default_factory=list)  # a dictionary is refused, in words of its own
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.mcp:
-            raise LmgymError("key 'env.tools': mcp is empty; write the program and its arguments, such as [my-server]")
-        if isinstance(self.variables, dict):
-            names = ", ".join(self.variables)
-            raise LmgymError(
-                f"key 'env.tools': variables names environment variables, and has no values: a recipe is written into "
-                f"each run folder and published with a model; write variables: [{names}] and set {names or 'them'} "
-                "where you start lmgym"
-            )
-        for text, shown in zip(self.mcp, redacted(self.mcp), strict=True):
-            if text != shown:
-                raise LmgymError(
-                    f"key 'env.tools': mcp has a secret among the arguments ({shown}), and a recipe is written into "
-                    "each run folder and published with a model; set an environment variable where you start lmgym, "
-                    "name it in variables, and if the program reads no variable, let a shell pass it on: "
-                    'mcp: [sh, -c, "exec my-server --api-key=$MY_KEY"]'
-                )
-        for name in self.variables:
-            if name not in os.environ:
-                raise LmgymError(f"key 'env.tools': variables names {name}, and no environment variable {name} is set")
-
-    @property
-    def key(self) -> str:
-        """What tells servers apart."""
-        return json.dumps([self.mcp, self.variables, self.seconds])
-
-
-_listed: dict[str, list[dict[str, Any]]] = {}  # the tools of a server, by its key
-_shared: dict[str, "Session"] = {}  # running servers, by key
 _running: set["Session"] = set()
 
 
+@dataclass(eq=False)
 class Session:
-    """One run of a server. It starts with the first request.
+    """One run of a server. It starts with the first request. Each answer may take `seconds`, and the server gets these
+    environment `variables` beside those of `PASSED_ON`.
 
-    Raises ToolLost if the server has ended, does not answer in time, or does not speak the protocol."""
+    Raises ToolLost if the server has ended, does not answer in time, or does not speak the protocol.
 
-    def __init__(self, server: McpServer) -> None:
-        self.server = server
-        self._process: subprocess.Popen[bytes] | None = None
-        self._sent = 0
-        self._unread = b""
+    Example: Session(["mcp-server-calculator"], seconds=20.0).list_tools()[0]["name"]"""
+
+    command: Sequence[str]
+    seconds: float
+    variables: Sequence[str] = ()
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+    _sent: int = field(default=0, init=False, repr=False)
+    _unread: bytes = field(default=b"", init=False, repr=False)
 
     def list_tools(self) -> list[dict[str, Any]]:
         """All tools, as the server describes them: name, description, inputSchema."""
         tools: list[dict[str, Any]] = []
         page: dict[str, Any] = {}
-        until = time.monotonic() + PAGES_PER_LIMIT * self.server.seconds
+        until = time.monotonic() + PAGES_PER_LIMIT * self.seconds
         for _ in range(MOST_PAGES):
             result = self.request("tools/list", page)
             if not isinstance(result.get("tools"), list):
@@ -125,7 +72,7 @@ class Session:
             if not result.get("nextCursor"):
                 break
             if time.monotonic() > until:
-                raise ToolLost(f"did not end its list of tools within {PAGES_PER_LIMIT * self.server.seconds:g} s")
+                raise ToolLost(f"did not end its list of tools within {PAGES_PER_LIMIT * self.seconds:g} s")
             page = {"cursor": result["nextCursor"]}
         for tool in tools:
             _check_described(tool)
@@ -146,7 +93,7 @@ class Session:
 
     def request(self, method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """The result of a request. Raises ToolError for a JSON-RPC error."""
-        deadline = time.monotonic() + self.server.seconds
+        deadline = time.monotonic() + self.seconds
         try:
             if self._process is None:
                 self._start(deadline)
@@ -170,7 +117,7 @@ class Session:
         self._errors.close()
 
     def _start(self, deadline: float) -> None:
-        passed_on = (*PASSED_ON, *self.server.variables)
+        passed_on = (*PASSED_ON, *self.variables)
         variables = {name: os.environ[name] for name in passed_on if name in os.environ}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # what it writes to stderr, for the reason of its end
         fcntl.fcntl(self._errors, fcntl.F_SETFL, fcntl.fcntl(self._errors, fcntl.F_GETFL) | os.O_APPEND)
@@ -178,7 +125,7 @@ class Session:
             self._process = _in_lasting_thread(
                 partial(
                     subprocess.Popen,
-                    self.server.mcp,
+                    self.command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
@@ -268,7 +215,7 @@ class Session:
             self._keep_errors_short()
             if any(select.select(reads, writes, [], min(left, 0.5))):
                 return
-        raise ToolLost(f"did not answer within {self.server.seconds:g} s")
+        raise ToolLost(f"did not answer within {self.seconds:g} s")
 
     def _end(self) -> str:
         """Why the server has ended, with the last line that it wrote to its error output."""
@@ -312,50 +259,6 @@ def _check_described(tool: Any) -> None:
         raise ToolLost(f"gives its tool '{name[:50]}' properties that are no object")
     if not isinstance(required, list | None) or not all(isinstance(key, str) for key in required or ()):
         raise ToolLost(f"gives its tool '{name[:50]}' a 'required' that is no list of names")
-
-
-def mcp_tools(server: McpServer) -> tuple[list[Tool], Session]:
-    """The tools of a server, and the session in which an episode calls them. The first time in a process, the server is
-    started to list them. Raises LmgymError if that fails, or if `only` names a tool that it does not have."""
-    if server.key not in _listed:
-        session = Session(server)
-        try:
-            _listed[server.key] = session.list_tools()
-        except (ToolLost, ToolError) as error:
-            raise LmgymError(f"key 'env.tools': the MCP server '{server.mcp[0]}' {error}") from None
-        finally:
-            session.close()
-    described = {tool["name"]: tool for tool in _listed[server.key]}
-    for name in server.only or ():
-        if name not in described:
-            raise LmgymError(
-                f"key 'env.tools': the MCP server '{server.mcp[0]}' has no tool '{name}'; {suggest(name, described)}"
-            )
-    session = _shared.setdefault(server.key, Session(server)) if server.shared else Session(server)
-    names = server.only if server.only is not None else list(described)
-    return [_tool(described[name], session) for name in names], session
-
-
-def _tool(described: Mapping[str, Any], session: Session) -> Tool:
-    from pydantic import TypeAdapter
-
-    name, parameters = described["name"], described.get("inputSchema") or {"type": "object", "properties": {}}
-    function = {"name": name, "description": described.get("description") or name, "parameters": parameters}
-    anything = TypeAdapter(Any)  # the server checks the types
-    return Tool(
-        name=name,
-        function=partial(_call, session, name),
-        schema={"type": "function", "function": function},
-        validators=dict.fromkeys(parameters.get("properties") or {}, anything),
-        required=tuple(parameters.get("required") or ()),
-    )
-
-
-def _call(session: Session, tool: str, /, **arguments: Any) -> str:
-    try:
-        return session.call(tool, **arguments)
-    except ToolLost as error:
-        raise ToolLost(f"the MCP server '{session.server.mcp[0]}' {error} (in a call of {tool})") from None
 
 
 def _text_of(part: Mapping[str, Any]) -> str:

@@ -16,8 +16,7 @@ from typing import Any, Literal, Union
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import register, suggest
-from lmgym.envs.tools.calculator import LONGEST, calculate, format_number
+from lmgym.core.registry import suggest
 from lmgym.envs.tools.parsing import Call, Unreadable, shorter
 from lmgym.processes.coroutines import result_of
 from lmgym.types import Example
@@ -33,8 +32,7 @@ class Tool:
     """A function that a model can call. `given` is the parameter that gets the episode's example from the environment,
     if the function has one; the model does not see it.
 
-    Example: tool("python").schema["function"]["name"] == "python"
-    """
+    Example: tool("python").schema["function"]["name"] -> 'python'"""
 
     name: str
     function: Callable[..., Any]
@@ -60,9 +58,8 @@ class ToolLost(Exception):
 
 
 def tool(name: str) -> Tool:
-    """The tool registered under a name (`@register("tool", "name")`), or the function "module:function".
-
-    Raises LmgymError for an unknown name, or a function without a usable signature (see `schema`)."""
+    """The tool registered under a name (`@register("tool", "name")`), or the function "module:function". Raises
+    LmgymError for an unknown name, or a function without a usable signature (see `schema`)."""
     return _prepared(registry.get("tool", name))
 
 
@@ -70,17 +67,15 @@ def prepare(function: Callable[..., Any]) -> Tool:
     """A function as a tool. `schema` says what the function needs."""
     from pydantic import TypeAdapter
 
-    hints = _hints(function)
-    parameters = inspect.signature(function).parameters
-    given = next((name for name in parameters if hints.get(name) is Example), None)
-    seen = [name for name in parameters if name != given]
+    described, hints = schema(function), _hints(function)
+    parameters = described["function"]["parameters"]
     return Tool(
         name=function.__name__,
         function=function,
-        schema=schema(function),
-        validators={name: TypeAdapter(hints[name]) for name in seen},
-        required=tuple(name for name in seen if parameters[name].default is inspect.Parameter.empty),
-        given=given,
+        schema=described,
+        validators={name: TypeAdapter(hints[name]) for name in parameters["properties"]},
+        required=tuple(parameters.get("required", ())),
+        given=next((name for name, hint in hints.items() if hint is Example), None),
     )
 
 
@@ -95,17 +90,14 @@ def schema(function: Callable[..., Any]) -> dict[str, Any]:
     its section `Args:` describes the parameters. A parameter of type Example is left out: the environment gives it.
     Raises LmgymError for anything else.
 
-    Example:
-        >>> schema(python)["function"]["parameters"]["required"]
-        ['code']
-    """
+    Example: schema(python)["function"]["parameters"]["required"] -> ['code']"""
     where = f"tool '{getattr(function, '__name__', function)}'"
     description, documented = _docstring(inspect.getdoc(function) or "")
     if not description:
         raise LmgymError(f"{where} has no docstring; the model needs a sentence that says what it does")
     # One entry for each parameter that the model gives.
-    hints, properties, required = _hints(function), dict[str, Any](), []
-    for name, parameter in inspect.signature(function).parameters.items():
+    hints, properties, takes = _hints(function), dict[str, Any](), inspect.signature(function).parameters
+    for name, parameter in takes.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise LmgymError(f"{where}: parameter '{name}' cannot be given by name; * and / have no JSON")
         if name not in hints:
@@ -115,10 +107,8 @@ def schema(function: Callable[..., Any]) -> dict[str, Any]:
         properties[name] = _type(hints[name], f"{where}: parameter '{name}'")
         if name in documented:
             properties[name]["description"] = documented[name]
-        if parameter.default is parameter.empty:
-            required.append(name)
     parameters: dict[str, Any] = {"type": "object", "properties": properties}
-    if required:
+    if required := [name for name in properties if takes[name].default is inspect.Parameter.empty]:
         parameters["required"] = required
     return {
         "type": "function",
@@ -154,18 +144,16 @@ def begin_call(
     given = {chosen.given: example} if chosen.given else {}
     with _failures(max_result_chars) as failed:
         result = chosen.function(**arguments, **given)
-        return _awaited(result, max_result_chars) if inspect.isawaitable(result) else _result(result, max_result_chars)
+        if inspect.isawaitable(result):
+            return _awaited(result, max_result_chars)
+        return Answer(cut(_text(result), max_result_chars))
     return failed[0]
 
 
 async def _awaited(result: Awaitable[Any], most: int) -> Answer:
     with _failures(most) as failed:
-        return _result(await result, most)
+        return Answer(cut(_text(await result), most))
     return failed[0]
-
-
-def _result(result: Any, most: int) -> Answer:
-    return Answer(cut(_text(result), most))
 
 
 @contextmanager
@@ -184,10 +172,7 @@ def cut(text: str, most: int) -> str:
     """The text; if it is longer than `most` characters, its beginning and its end with a note between them. Half
     surrogates, which no tokenizer accepts, become question marks.
 
-    Example:
-        >>> cut("0123456789" * 100, 60)
-        '01234567\\n[... 984 of 1000 characters left out ...]\\n23456789'
-    """
+    Example: cut("0123456789" * 100, 60) -> '01234567\\n[... 984 of 1000 characters left out ...]\\n23456789'"""
     if len(text) > most:
         note = f"\n[... {len(text)} of {len(text)} characters left out ...]\n"
         kept = max(most - len(note), 0)
@@ -202,18 +187,6 @@ def describe_error(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     except Exception:  # its own __str__ fails
         return type(error).__name__
-
-
-@register("tool", "calculator")
-def calculator(expression: str) -> str:
-    """Computes an arithmetic expression exactly: numbers, + - * / // ^, brackets and percent.
-
-    Args:
-        expression: such as (3 + 4.5) * 2"""
-    value = calculate(expression)
-    if value is None:
-        raise ValueError(f"this is no arithmetic, divides by zero, is longer than {LONGEST} characters, or too large")
-    return format_number(value, decimals=10)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -258,16 +231,14 @@ def _any_of(choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"type": [choice["type"] for choice in choices]}
     real = [choice for choice in choices if choice != {"type": "null"}]
     if len(real) == 1 and isinstance(real[0].get("type"), str):
-        (only,) = real
-        nullable = {**only, "type": [only["type"], "null"]}
-        return {**nullable, "enum": [*only["enum"], None]} if "enum" in only else nullable
+        nullable = {**real[0], "type": [real[0]["type"], "null"]}
+        return {**nullable, "enum": [*real[0]["enum"], None]} if "enum" in real[0] else nullable
     return {"anyOf": choices}
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
     """The description, and the text of each parameter in the section `Args:`."""
     head, *rest = PARAMETERS.split(text, maxsplit=1)
-    described = SECTION.split(head, maxsplit=1)[0].strip()
     documented, indent, name = dict[str, str](), 0, ""
     # A line "name: text" that is not indented further than the first begins an entry; other lines continue it.
     for line in SECTION.split(rest[0], maxsplit=1)[0].splitlines() if rest else []:
@@ -277,7 +248,7 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
             documented[name] = match[3].strip()
         elif name and line.strip():
             documented[name] = f"{documented[name]} {line.strip()}".strip()
-    return described, {name: text for name, text in documented.items() if text}
+    return SECTION.split(head, maxsplit=1)[0].strip(), {name: text for name, text in documented.items() if text}
 
 
 def _check_call(call: Call, tools: Mapping[str, Tool]) -> tuple[dict[str, Any], str]:

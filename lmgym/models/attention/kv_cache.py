@@ -28,7 +28,7 @@ class KeyValueCache:
 
     def reserve(self, tokens: int, most: int) -> None:
         """Room for so many tokens in each slot. A slot grows by parts, up to `most` tokens: on a CPU a decoding step
-        that reads slots which are much longer than what they hold takes up to twice as long (docs/benchmarks.md)."""
+        that reads slots much longer than what they hold takes up to twice as long (docs/benchmarks_methods.md)."""
         if tokens > self.capacity:
             longer = self.capacity + max(LEAST_GROWTH, self.capacity // 4)
             self.grow(self.slots, max(tokens, min(longer, most)))

@@ -20,10 +20,8 @@ def from_openrlhf(function: Callable[..., Any], name: str = "") -> EpisodeReward
 
     Source: OpenRLHF, SingleTurnAgentExecutor (utils/agent.py).
 
-    Example:
-        >>> from_openrlhf(lambda queries, prompts, labels: [float(y in q) for q, y in zip(queries, labels)])(episodes)
-        [1.0, 0.0]
-    """
+    Example: from_openrlhf(lambda queries, prompts, labels: [float(y in q) for q, y in zip(queries, labels)])(episodes)
+    -> [1.0, 0.0]"""
     foreign = Foreign(function, name or getattr(function, "__name__", "reward"), "OpenRLHF", OPENRLHF)
     needed = foreign.needed()
 

@@ -1,13 +1,15 @@
-"""reasoning-gym: `score_answer(answer, entry) -> number`, called once for each answer."""
+"""reasoning-gym: `score_answer(answer, entry) -> number`, called once for each answer; its answers and entries."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.processes.coroutines import results_of
 from lmgym.rewards.foreign.signature import EpisodeReward, Foreign
-from lmgym.rewards.reasoning_gym_entries import TAGGED, entry_of
-from lmgym.types import Episode
+from lmgym.types import Episode, Example
+
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def from_reasoning_gym(function: Callable[..., Any], name: str = "") -> EpisodeReward:
@@ -22,10 +24,7 @@ def from_reasoning_gym(function: Callable[..., Any], name: str = "") -> EpisodeR
 
     Source: reasoning-gym 0.1.25, ProceduralDataset.score_answer.
 
-    Example:
-        >>> from_reasoning_gym(lambda answer, entry: float(answer == entry["answer"]))(episodes)
-        [1.0, 0.0]
-    """
+    Example: from_reasoning_gym(lambda answer, entry: float(answer == entry["answer"]))(episodes) -> [1.0, 0.0]"""
     foreign = Foreign(function, name or getattr(function, "__name__", "reward"), "reasoning-gym", ("answer", "entry"))
     home = type(getattr(function, "__self__", None)).__module__
     if home.split(".")[0] == "reasoning_gym":
@@ -40,3 +39,22 @@ def from_reasoning_gym(function: Callable[..., Any], name: str = "") -> EpisodeR
         return results_of([function(*both, **arguments) for both in zip(answers, entries, strict=True)])
 
     return foreign.finished(reward, ())  # type: ignore[no-any-return]
+
+
+def entry_of(example: Example) -> dict[str, Any]:
+    """The library's record of an example; of another task's example, one with the same keys."""
+    if "entry" in example.meta and "dataset" in example.meta:
+        return dict(restored(example.meta["entry"]))
+    answer = example.references[0] if example.references else example.meta.get("answer")
+    return {"question": example.prompt, "answer": answer, "metadata": dict(example.meta)}
+
+
+def restored(value: Any) -> Any:
+    """The entry with its tuples, which JSON cannot hold: tasks/reasoning_gym.py writes them as {"tuple": [...]}."""
+    if isinstance(value, list):
+        return [restored(item) for item in value]
+    if isinstance(value, dict):
+        if set(value) == {"tuple"}:
+            return tuple(restored(item) for item in value["tuple"])
+        return {key: restored(item) for key, item in value.items()}
+    return value

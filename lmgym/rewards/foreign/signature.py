@@ -124,10 +124,8 @@ def prompt_of(example: Example) -> str | list[Message]:
 def written_of(episode: Episode) -> list[Message]:
     """The messages of an episode behind its prompt: the policy's own, and between them the environment's.
 
-    Example: after a call of a tool
-        >>> [message["role"] for message in written_of(episode)]
-        ['assistant', 'tool', 'assistant']
-    """
+    Example: after a call of a tool: [message["role"] for message in written_of(episode)]
+    -> ['assistant', 'tool', 'assistant']"""
     last: list[Message] = [{"role": "assistant", "content": episode.text}]
     # 1. How many messages the policy has written since the environment began anew; the last one may differ from
     # Episode.messages, where a reward sees it without thoughts.

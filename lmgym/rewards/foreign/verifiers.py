@@ -45,8 +45,8 @@ def from_verifiers(function: Any, name: str = "") -> EpisodeReward:
     needed = dict.fromkeys(key for one in foreign for key in one.needed())
 
     def reward(episodes: list[Episode], **arguments: Any) -> list[float]:
-        given = [{**dict.fromkeys(needed), **_state(episode, objects), **arguments} for episode in episodes]
-        columns = [results_of([one.function(**one.chosen(row)) for row in given]) for one in foreign]
+        states = [{**dict.fromkeys(needed), **_state(episode, objects), **arguments} for episode in episodes]
+        columns = [results_of([one.function(**one.chosen(state)) for state in states]) for one in foreign]
         if not rubric:
             return columns[0]
         rows = zip(*columns, strict=True)

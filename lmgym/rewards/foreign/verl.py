@@ -1,6 +1,7 @@
 """verl: `compute_score(data_source, solution_str, ground_truth, extra_info)`, for one answer or a whole batch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lmgym.processes.coroutines import result_of, results_of
@@ -34,7 +35,8 @@ def from_verl(function: Callable[..., Any], name: str = "", whole: bool = False)
     batch = "solution_strs" in Foreign(function, called, "verl", ()).named
     foreign = Foreign(function, called, "verl", BATCH if batch else ONE)
     needed = foreign.needed()
-    source = [key for key in ("data_source", "extra_info") if _required(foreign, key)]  # columns of verl's own names
+    everything = replace(foreign, own=()).needed()
+    source = [key for key in ("data_source", "extra_info") if key in everything]  # columns of verl's own names
 
     def call(episodes: list[Episode], arguments: Mapping[str, Any], whole: bool) -> list[float]:
         rows = [{**_row(episode, whole), **arguments} for episode in episodes]
@@ -55,10 +57,6 @@ def from_verl(function: Callable[..., Any], name: str = "", whole: bool = False)
     if not whole:
         finished.other_kind = lambda episodes, **arguments: call(episodes, arguments, True)
     return finished  # type: ignore[no-any-return]
-
-
-def _required(foreign: Foreign, key: str) -> bool:
-    return key in Foreign(foreign.function, foreign.called, foreign.library, ()).needed()
 
 
 def _row(episode: Episode, whole: bool) -> dict[str, Any]:

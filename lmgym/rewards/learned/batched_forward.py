@@ -15,26 +15,26 @@ from lmgym.rewards.learned.scorers import Scorer
 T = TypeVar("T")
 
 
-def logits(scorer: Scorer, rows: Sequence[Row], budget: int) -> list[list[float]]:
+def logits(scorer: Scorer, rows: Sequence[Row]) -> list[list[float]]:
     """A classifier's outputs for each row [labels], before any softmax."""
-    return _each(scorer, rows, budget, lambda batch, output: output.logits.float().tolist())
+    return _each(scorer, rows, lambda batch, output: output.logits.float().tolist())
 
 
-def token_logits(scorer: Scorer, rows: Sequence[Row], budget: int) -> list[Any]:
+def token_logits(scorer: Scorer, rows: Sequence[Row]) -> list[Any]:
     """A token classifier's outputs for each token of each row, [tokens, labels], fp32, on the CPU, before any
     softmax."""
 
-    return _each(scorer, rows, budget, lambda batch, output: _of_tokens(batch, output.logits))
+    return _each(scorer, rows, lambda batch, output: _of_tokens(batch, output.logits))
 
 
-def embeddings(scorer: Scorer, rows: Sequence[Row], budget: int, layer: int | None) -> list[Any]:
+def embeddings(scorer: Scorer, rows: Sequence[Row], layer: int | None) -> list[Any]:
     """Hidden states of each row's tokens, [tokens, width], fp32, on the CPU: of the last layer, or of layer `layer`
     (0: the embeddings)."""
 
     def read(batch: list[Row], output: Any) -> list[Any]:
         return _of_tokens(batch, output.last_hidden_state if layer is None else output.hidden_states[layer])
 
-    return _each(scorer, rows, budget, read, output_hidden_states=layer is not None)
+    return _each(scorer, rows, read, output_hidden_states=layer is not None)
 
 
 def _of_tokens(batch: list[Row], padded: Any) -> list[Any]:
@@ -42,7 +42,7 @@ def _of_tokens(batch: list[Row], padded: Any) -> list[Any]:
     return [values[: len(row.ids)].float().cpu() for row, values in zip(batch, padded, strict=True)]
 
 
-def next_logprobs(scorer: Scorer, rows: Sequence[Row], budget: int, tokens: Sequence[int]) -> list[list[float]]:
+def next_logprobs(scorer: Scorer, rows: Sequence[Row], tokens: Sequence[int]) -> list[list[float]]:
     """Log-probabilities (nats) of each of the `tokens` as the next token after each row, by a causal model."""
     import torch
 
@@ -62,10 +62,10 @@ def next_logprobs(scorer: Scorer, rows: Sequence[Row], budget: int, tokens: Sequ
             logprobs.append(values[index_of[len(row.ids) - 1]].float().log_softmax(-1)[list(tokens)].tolist())
         return logprobs
 
-    return _each(scorer, rows, budget, read, options)
+    return _each(scorer, rows, read, options)
 
 
-def token_logprobs(scorer: Scorer, rows: Sequence[Row], budget: int) -> list[list[float]]:
+def token_logprobs(scorer: Scorer, rows: Sequence[Row]) -> list[list[float]]:
     """Log-probabilities (nats), by a causal model, of all tokens of each row except the first: [tokens - 1]."""
     import torch
 
@@ -77,21 +77,21 @@ def token_logprobs(scorer: Scorer, rows: Sequence[Row], budget: int) -> list[lis
             logprobs.append(distributions.gather(1, ids[:, None])[:, 0].tolist())
         return logprobs
 
-    return _each(scorer, rows, budget, read)
+    return _each(scorer, rows, read)
 
 
 def _each(
     scorer: Scorer,
     rows: Sequence[Row],
-    budget: int,
     read: Callable[[list[Row], Any], Iterable[T]],
     options: Callable[[list[Row]], dict[str, Any]] = lambda batch: {},
     **fixed: Any,
 ) -> list[T]:
-    """Run the rows through the model and return `read`'s value for each. A forward pass holds at most `budget` tokens,
-    padding included, or a single row."""
+    """Run the rows through the model and return `read`'s value for each. A forward pass holds at most
+    `tokens_per_forward` tokens, padding included, or a single row."""
     import torch
 
+    budget = scorer.tokens_per_forward
     if budget < 1:
         raise LmgymError(f"key 'rewards.{scorer.reward}.tokens_per_forward' must be at least 1, not {budget}")
     values: dict[Hashable, T] = {}

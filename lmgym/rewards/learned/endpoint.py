@@ -58,16 +58,17 @@ def endpoint_judge(
     Raises LmgymError if the endpoint does not answer or rejects the request.
 
     Example: endpoint_judge(["4"], [example], base_url="http://localhost:8000/v1", model="judge") -> [1.0]"""
-    endpoint = _endpoint(base_url, model, key_variable, options, seconds, retries, wait)
+    endpoint = _endpoint(base_url, model, key_variable, options, seconds=seconds, wait=wait, retries=retries)
     check_template("endpoint_judge", template)
     if (read == "number" and not lowest < highest) or highest <= 0:
         raise LmgymError(f"key 'rewards.endpoint_judge.highest' is {highest}; it must be above 0 and above {lowest}")
     if concurrency < 1:
         raise LmgymError(f"key 'rewards.endpoint_judge.concurrency' must be at least 1, not {concurrency}")
     # Write one conversation per answer; send each distinct one once.
-    pairs = zip(texts, examples, strict=True)
-    messages = [judge_messages(system, template, Item(0, example, "", text), text) for text, example in pairs]
-    conversations = [tuple((message["role"], clean(message["content"])) for message in asked) for asked in messages]
+    conversations = []
+    for text, example in zip(texts, examples, strict=True):
+        messages = judge_messages(system, template, Item(0, example, "", text), text)
+        conversations.append(tuple((message["role"], clean(message["content"])) for message in messages))
     distinct = list(dict.fromkeys(conversations))
     replies = dict(zip(distinct, in_threads(partial(ask_endpoint, endpoint), distinct, concurrency), strict=True))
     # Read the value of each reply.
@@ -89,23 +90,17 @@ endpoint_judge.limits_itself = True  # type: ignore[attr-defined]  # each reques
 
 
 def _endpoint(
-    base_url: str,
-    model: str,
-    key_variable: str | None,
-    options: dict[str, Any] | None,
-    seconds: float,
-    retries: int,
-    wait: float,
+    base_url: str, model: str, key_variable: str | None, options: dict[str, Any] | None, **amounts: Any
 ) -> Endpoint:
     prefix = "key 'rewards.endpoint_judge"
     check_address(base_url, f"{prefix}.base_url'")
-    for name, value in (("seconds", seconds), ("wait", wait), ("retries", retries)):
-        if not (value >= 0 and math.isfinite(value)) or (name == "seconds" and value == 0):
+    for name, amount in amounts.items():
+        if not (amount >= 0 and math.isfinite(amount)) or (name == "seconds" and amount == 0):
             bound = "above" if name == "seconds" else "at least"
-            raise LmgymError(f"{prefix}.{name}' is {value}; it must be {bound} 0")
+            raise LmgymError(f"{prefix}.{name}' is {amount}; it must be {bound} 0")
     key = read_key(key_variable, f"{prefix}.key_variable'")
     asked = {"temperature": 0, **(options or {})}
-    return Endpoint("reward 'endpoint_judge'", base_url.rstrip("/"), model, key, asked, seconds, retries, wait)
+    return Endpoint("reward 'endpoint_judge'", base_url.rstrip("/"), model, key, asked, **amounts)
 
 
 def ask_endpoint(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:

@@ -10,10 +10,10 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.classifier import probabilities
-from lmgym.rewards.learned.rows import Truncation, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
+from lmgym.rewards.learned.rows import text_rows
+from lmgym.rewards.learned.scorers import Scorer, by_model
 from lmgym.rewards.text.sentences import sentences
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Example
 
 Pooling = Literal["max", "mean", "min"]
@@ -39,12 +39,12 @@ class PairProbabilities(NamedTuple):
 
 
 @register("reward", "summac_zero_shot")
-@loads_early(lambda examples, document=None, **_: _documents("summac_zero_shot", examples, document))
+@by_model("classifier", lambda examples, document=None, **_: _documents("summac_zero_shot", examples, document))
 def summac_zero_shot(
     texts: list[str],
     examples: list[Example],
+    scorer: Scorer,
     *,
-    model: str,
     document: str | None = None,
     contradiction: bool = True,
     over_document: Pooling = "max",
@@ -52,11 +52,6 @@ def summac_zero_shot(
     entailment_label: str | None = None,
     contradiction_label: str | None = None,
     max_sentences: int = 100,
-    truncation: Truncation = "refuse",
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 16384,
 ) -> list[float]:
     """SummaC-ZS: an entailment model compares each sentence of the summary with each sentence of the document. A
     sentence's score is its highest entailment minus (with `contradiction`) its highest contradiction; the text's score
@@ -71,37 +66,31 @@ def summac_zero_shot(
 
     Example: summac_zero_shot(["The cat is on the mat."], [example], model="tals/albert-xlarge-vitaminc-mnli") -> [0.87]
     """
-    scorer = load_scorer("summac_zero_shot", "classifier", model, revision, device, compute)
-    labels = _labels("summac_zero_shot", scorer, entailment_label, contradiction_label, contradiction)
-    documents = _documents("summac_zero_shot", examples, document)
-    pairs = _pairs("summac_zero_shot", scorer, texts, documents, labels, max_sentences, truncation, tokens_per_forward)
+    labels = _labels(scorer, entailment_label, contradiction_label, contradiction)
+    documents = _documents(scorer.reward, examples, document)
+    pairs = _pairs(scorer, texts, documents, labels, max_sentences)
     values = []
-    for own in pairs:
-        scores = [POOLS[over_document](row) for row in own.entailment]
+    for of_text in pairs:
+        scores = [POOLS[over_document](row) for row in of_text.entailment]
         if contradiction:
-            against = [POOLS[over_document](row) for row in own.contradiction]
+            against = [POOLS[over_document](row) for row in of_text.contradiction]
             scores = [support - doubt for support, doubt in zip(scores, against, strict=True)]
         values.append(float(POOLS[over_summary](scores)) if scores else 0.0)
     return values
 
 
 @register("reward", "summac_conv")
-@loads_early(lambda examples, document=None, **_: _documents("summac_conv", examples, document))
+@by_model("classifier", lambda examples, document=None, **_: _documents("summac_conv", examples, document))
 def summac_conv(
     texts: list[str],
     examples: list[Example],
+    scorer: Scorer,
     *,
-    model: str,
     head: str | None = None,
     document: str | None = None,
     over_summary: Pooling = "mean",
     entailment_label: str | None = None,
     max_sentences: int = 100,
-    truncation: Truncation = "refuse",
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 16384,
 ) -> list[float]:
     """SummaC-Conv: the probability, 0 to 1, that the summary is consistent with the document. For each of the first ten
     sentences of the summary, a histogram counts how strongly the document's sentences entail it; a trained head turns
@@ -114,37 +103,26 @@ def summac_conv(
 
     Raises LmgymError if the head is missing or wrong, and as `summac_zero_shot` does.
 
-    Example:
-        >>> summac_conv([text], [example], model="tals/albert-xlarge-vitaminc-mnli", head="summac.safetensors")
-        [0.54]
-    """
+    Example: summac_conv([text], [example], model="tals/albert-xlarge-vitaminc-mnli", head="summac.safetensors")
+    -> [0.54]"""
     weights = _head(head)
-    scorer = load_scorer("summac_conv", "classifier", model, revision, device, compute)
-    labels = _labels("summac_conv", scorer, entailment_label, None, False)
-    documents = _documents("summac_conv", examples, document)
-    pairs = _pairs("summac_conv", scorer, texts, documents, labels, max_sentences, truncation, tokens_per_forward)
+    labels = _labels(scorer, entailment_label, None, False)
+    pairs = _pairs(scorer, texts, _documents(scorer.reward, examples, document), labels, max_sentences)
     return [_consistent(own, weights, over_summary) if own.entailment else 0.0 for own in pairs]
 
 
 def _pairs(
-    reward: str,
-    scorer: Scorer,
-    texts: Sequence[str],
-    documents: Sequence[str],
-    labels: tuple[int, int | None],
-    most: int,
-    truncation: Truncation,
-    budget: int,
+    scorer: Scorer, texts: Sequence[str], documents: Sequence[str], labels: tuple[int, int | None], most: int
 ) -> list[PairProbabilities]:
     """One PairProbabilities per text; an empty one if the text or its document has no sentence that counts."""
     if most < 1:
-        raise LmgymError(f"key 'rewards.{reward}.max_sentences' must be at least 1, not {most}")
+        raise LmgymError(f"key 'rewards.{scorer.reward}.max_sentences' must be at least 1, not {most}")
     # Run all pairs (document's sentence, summary's sentence) of all texts through the model at once.
     split = cache(lambda text: [one for one in sentences(text) if len(one) >= SHORTEST][:most])
     sides = [(split(text), split(document)) for text, document in zip(texts, documents, strict=True)]
     pairs = [(premise, claim) for claims, premises in sides for claim in claims for premise in premises]
-    rows = text_rows(reward, scorer, [one for one, _ in pairs], truncation, second=[other for _, other in pairs])
-    outputs = iter([probabilities(scorer, row) for row in batched_forward.logits(scorer, rows, budget)])
+    rows = text_rows(scorer, [one for one, _ in pairs], second=[other for _, other in pairs])
+    outputs = iter([probabilities(scorer, row) for row in batched_forward.logits(scorer, rows)])
     # Hand the outputs back to their texts, in the same order.
     entailed, contradicted = labels
     results = []
@@ -156,9 +134,7 @@ def _pairs(
     return results
 
 
-def _labels(
-    reward: str, scorer: Scorer, entailment: str | None, contradiction: str | None, both: bool
-) -> tuple[int, int | None]:
+def _labels(scorer: Scorer, entailment: str | None, contradiction: str | None, both: bool) -> tuple[int, int | None]:
     """The indices of the labels for entailment and (if `both`) contradiction among the classifier's outputs."""
 
     def index(key: str, named: str | None, beginning: str) -> int:
@@ -168,7 +144,7 @@ def _labels(
             return fits[0]
         missing = f"'{named}'" if named else f"that begins with '{beginning}'"
         raise LmgymError(
-            f"key 'rewards.{reward}.{key}': {scorer.name} has no label {missing}; write the one that means it. "
+            f"key 'rewards.{scorer.reward}.{key}': {scorer.name} has no label {missing}; write the one that means it. "
             f"{suggest(named or beginning, names)}"
         )
 
@@ -178,7 +154,7 @@ def _labels(
 
 def _documents(reward: str, examples: Sequence[Example], key: str | None) -> list[str]:
     if key is None:
-        return [plain_text(messages_of(example.prompt)) for example in examples]
+        return [plain_text(example.prompt) for example in examples]
     for example in examples:
         if not isinstance(example.meta.get(key), str):
             raise LmgymError(

@@ -2,7 +2,7 @@
 value is computed from the distribution of the judge's next token."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lmgym.core.errors import LmgymError
@@ -20,29 +20,30 @@ from lmgym.rewards.learned.judge_prompts import (
     items_of,
     judge_messages,
 )
-from lmgym.rewards.learned.rows import Row, Truncation, chat_ids, fitted, plain_ids
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer
+from lmgym.rewards.learned.rows import Row, chat_ids, fitted, plain_ids
+from lmgym.rewards.learned.scorers import Scorer, by_model
 from lmgym.rewards.maths.final_answer import final_answer
 from lmgym.types import Episode, Example
 
 
+def _check_judge(examples: Sequence[Example], *, correct_is_one: bool = False, **arguments: Any) -> None:
+    if correct_is_one:
+        final_answer([""] * len(examples), list(examples))  # raises for examples without references
+
+
 @register("reward", "judge_score")
 @of_episodes
+@by_model("causal", check=_check_judge)
 def judge_score(
     episodes: list[Episode],
+    scorer: Scorer,
     *,
-    model: str,
     template: str = SCORE_TEMPLATE,
     system: str = SYSTEM,
     begin: str = "Score (from 1 to 10):",
     highest: int = 10,
     correct_is_one: bool = False,
     per: Per = "answer",
-    truncation: Truncation = "refuse",
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 16384,
 ) -> list[float]:
     """The expected value of the judge's number from 1 to `highest`, divided by `highest`. The probabilities are those
     of the judge's next token, renormalised over these numbers.
@@ -62,31 +63,31 @@ def judge_score(
     (often 10: write `highest: 9`), and a text that is too long; with `correct_is_one` for an example without
     references.
 
-    Example: a judge that gives 6 and 10 the same probability
-        >>> judge_score(episodes, model="meta-llama/Llama-3.1-8B-Instruct")
-        [0.8]
-    """
-    scorer = load_scorer("judge_score", "causal", model, revision, device, compute)
+    Example: a judge that gives 6 and 10 the same probability:
+    judge_score(episodes, model="meta-llama/Llama-3.1-8B-Instruct") -> [0.8]"""
     check_template("judge_score", template)
     if highest < 2:
         raise LmgymError(f"key 'rewards.judge_score.highest' must be at least 2, not {highest}")
-    words = [_tokens("judge_score", "highest", scorer, begin, str(number)) for number in range(1, highest + 1)]
+    words = [_tokens(scorer, "highest", begin, str(number)) for number in range(1, highest + 1)]
     items = items_of(episodes, per)
     right = [correct_is_one and item.correct for item in items]
     asked = [item for item, known in zip(items, right, strict=True) if not known]
-    rows = [_row("judge_score", scorer, system, template, item, "", begin, truncation) for item in asked]
-    probabilities = _probabilities(scorer, rows, words, tokens_per_forward)
-    judged = iter([math.fsum((index + 1) * p for index, p in enumerate(own)) / highest for own in probabilities])
+    rows = [_row(scorer, system, template, item, "", begin) for item in asked]
+    judged = iter(
+        math.fsum(number * p for number, p in enumerate(probabilities, start=1)) / highest
+        for probabilities in _probabilities(scorer, rows, words)
+    )
     scores = [1.0 if known else next(judged) for known in right]
     return _means(episodes, items, scores)
 
 
 @register("reward", "judge_yes_no")
 @of_episodes
+@by_model("causal", check=_check_judge)
 def judge_yes_no(
     episodes: list[Episode],
+    scorer: Scorer,
     *,
-    model: str,
     questions: Sequence[str] = QUESTIONS,
     template: str = QUESTION_TEMPLATE,
     system: str = SYSTEM,
@@ -95,11 +96,6 @@ def judge_yes_no(
     no: str = "No",
     correct_is_one: bool = False,
     per: Per = "answer",
-    truncation: Truncation = "refuse",
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 16384,
 ) -> list[float]:
     """P(yes) / (P(yes) + P(no)) of the judge's next token, averaged over the questions.
 
@@ -110,56 +106,31 @@ def judge_yes_no(
     Raises LmgymError as `judge_score` does, and with `correct_is_one` for an example without references.
 
     Example: judge_yes_no(episodes, model="Qwen/Qwen2.5-7B-Instruct", questions=["Is the answer polite?"]) -> [0.93]"""
-    scorer = load_scorer("judge_yes_no", "causal", model, revision, device, compute)
     check_template("judge_yes_no", template, ("answer", "question"))
     if isinstance(questions, str) or not questions:
         raise LmgymError("key 'rewards.judge_yes_no.questions' must be a list of at least one question")
-    words = [_tokens("judge_yes_no", key, scorer, begin, word) for key, word in (("yes", yes), ("no", no))]
+    words = [_tokens(scorer, key, begin, word) for key, word in (("yes", yes), ("no", no))]
     items = items_of(episodes, per)
     # One row per item and question; items that are known to be right have none.
     right = [correct_is_one and item.correct for item in items]
     rows = [
-        _row("judge_yes_no", scorer, system, template, item, question, begin, truncation)
+        _row(scorer, system, template, item, question, begin)
         for item, known in zip(items, right, strict=True)
         for question in (() if known else questions)
     ]
-    yes_no = iter(_probabilities(scorer, rows, words, tokens_per_forward))
+    yes_no = iter(_probabilities(scorer, rows, words))
     scores = [1.0 if known else math.fsum(next(yes_no)[0] for _ in questions) / len(questions) for known in right]
     return _means(episodes, items, scores)
 
 
-def _check(function: Callable[..., list[float]]) -> Callable[..., None]:
-    """A function for the attribute `check`: load the model and look up the tokens before training starts."""
-
-    def check(examples: Sequence[Example], **arguments: Any) -> None:
-        if arguments.get("correct_is_one"):
-            final_answer([""] * len(examples), list(examples))  # raises for examples without references
-        function([], **arguments)
-
-    return check
-
-
-judge_score.check = _check(judge_score)  # type: ignore[attr-defined]  # see base.check_examples
-judge_yes_no.check = _check(judge_yes_no)  # type: ignore[attr-defined]
-
-
-def _row(
-    reward: str,
-    scorer: Scorer,
-    system: str,
-    template: str,
-    item: Item,
-    question: str,
-    begin: str,
-    truncation: Truncation,
-) -> Row:
+def _row(scorer: Scorer, system: str, template: str, item: Item, question: str, begin: str) -> Row:
     def rendered(answer: str) -> list[int]:
         return chat_ids(scorer, judge_messages(system, template, item, answer, question), begin=begin)
 
-    return fitted(reward, scorer, item.answer, rendered, truncation)
+    return fitted(scorer, item.answer, rendered)
 
 
-def _tokens(reward: str, key: str, scorer: Scorer, begin: str, word: str) -> list[int]:
+def _tokens(scorer: Scorer, key: str, begin: str, word: str) -> list[int]:
     """The single tokens that continue `begin` with this word; with a leading space too, unless `begin` ends in one."""
     # Tokenize `begin` and the word together: a word's token depends on the text before it.
     anchor = begin or "\n"
@@ -175,18 +146,18 @@ def _tokens(reward: str, key: str, scorer: Scorer, begin: str, word: str) -> lis
         return alone
     if not tokens:
         raise LmgymError(
-            f"key 'rewards.{reward}.{key}': '{word}' is no single token of {scorer.name} after {anchor!r}; choose "
-            f"{'a smaller number' if key == 'highest' else 'another word'}"
+            f"key 'rewards.{scorer.reward}.{key}': '{word}' is no single token of {scorer.name} after {anchor!r}; "
+            f"choose {'a smaller number' if key == 'highest' else 'another word'}"
         )
     return tokens
 
 
-def _probabilities(scorer: Scorer, rows: Sequence[Row], words: Sequence[list[int]], budget: int) -> list[list[float]]:
+def _probabilities(scorer: Scorer, rows: Sequence[Row], words: Sequence[list[int]]) -> list[list[float]]:
     """For each row the probability of each word as the next one, renormalised over these words: they add up to 1. A
     word's probability is the sum over its tokens."""
     flat = [token for tokens in words for token in tokens]
     results = []
-    for logprobs in batched_forward.next_logprobs(scorer, rows, budget, flat):
+    for logprobs in batched_forward.next_logprobs(scorer, rows, flat):
         highest = max(logprobs)  # subtracted so that exp does not underflow for all words
         relative = iter([math.exp(value - highest) for value in logprobs])
         by_word = [math.fsum(next(relative) for _ in tokens) for tokens in words]

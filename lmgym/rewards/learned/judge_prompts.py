@@ -8,7 +8,7 @@ from typing import Literal
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.rewards.maths.final_answer import final_answer
-from lmgym.text.chat import messages_of, plain_text
+from lmgym.text.chat import plain_text
 from lmgym.types import Episode, Example, Message
 
 Per = Literal["answer", "turn", "last"]
@@ -64,10 +64,8 @@ def actions(episode: Episode) -> list[tuple[str, str]]:
 
     Raises LmgymError for an episode of several messages: the texts between them are not in the episode's turns.
 
-    Example: an episode of the environment `stepwise`
-        >>> actions(episode)
-        [('', '48/2=24\\n'), ('48/2=24\\n', '#### 24')]
-    """
+    Example: an episode of the environment `stepwise`: actions(episode)
+    -> [('', '48/2=24\\n'), ('48/2=24\\n', '#### 24')]"""
     pairs, before, line = list[tuple[str, str]](), "", ""
     for index, turn in enumerate(episode.turns):
         last = index == len(episode.turns) - 1
@@ -95,16 +93,11 @@ def judge_messages(system: str, template: str, item: Item, answer: str, question
 
     Example: judge_messages("", "{answer}? {question}", item, "4", "Even?") -> [{'role': 'user', 'content': '4? Even?'}]
     """
-    fields = {
-        "prompt": plain_text(messages_of(item.example.prompt)),
-        "before": item.before,
-        "answer": answer,
-        "question": question,
-    }
-    if "{reference}" in template and not item.example.references:
-        raise LmgymError(f"the template of a judge has {{reference}}, and example '{item.example.id}' has none")
+    fields = {"prompt": plain_text(item.example.prompt), "before": item.before, "answer": answer, "question": question}
     if item.example.references:
         fields["reference"] = item.example.references[0]
+    elif "{reference}" in template:
+        raise LmgymError(f"the template of a judge has {{reference}}, and example '{item.example.id}' has none")
     content = FIELD.sub(lambda match: fields.get(match[1], match[0]), template)
     system_message: list[Message] = [{"role": "system", "content": system}] if system else []
     return [*system_message, {"role": "user", "content": content}]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.rows import Row, chat_ids, plain_ids, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
+from lmgym.rewards.learned.scorers import Scorer, by_model
 from lmgym.rewards.text.references import reward_of_sums
 from lmgym.stats.intervals import SufficientStatistics
 from lmgym.text.chat import messages_of
@@ -20,21 +21,17 @@ Form = Literal["perplexity", "log_likelihood"]
 
 
 @register("reward", "causal_perplexity")
-@loads_early()
 @reward_of_sums
+@by_model("causal", budget=4096, cuts=False)
 def causal_perplexity(
     texts: list[str],
     examples: list[Example],
+    scorer: Scorer,
     *,
-    model: str,
     form: Form = "perplexity",
     with_prompt: bool = False,
     stride: int | None = None,
     window: int | None = None,
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 4096,
 ) -> SufficientStatistics:
     """Perplexity: exp of the mean negative log-likelihood of the text's tokens under a causal language model. With
     `form: log_likelihood` the mean log-likelihood itself (nats per token, at most 0). That is the better reward: higher
@@ -54,8 +51,8 @@ def causal_perplexity(
     Raises LmgymError for a model that is missing or not causal, and for a window or stride out of range.
 
     Example: causal_perplexity(["The cat sat on the mat."], [example], model="gpt2") -> [56.1]"""
-    scorer, width, step = _settings(model, revision, device, compute, stride, window)
-    rows = np.array(_sums(scorer, texts, examples, with_prompt, width, step, tokens_per_forward), float).reshape(-1, 2)
+    width, step = _window(scorer, window, stride)
+    rows = np.array(_sums(scorer, texts, examples, with_prompt, width, step), float).reshape(-1, 2)
     return SufficientStatistics(
         rows, lambda sums: np.array([_value(form, total, int(count), scorer) for total, count in sums])
     )
@@ -75,31 +72,24 @@ def windows(length: int, start: int, width: int, stride: int) -> list[tuple[int,
     return spans
 
 
-def _settings(
-    model: str, revision: str | None, device: Device, compute: Compute, stride: int | None, window: int | None
-) -> tuple[Scorer, int, int]:
-    """The model, the window's width and the stride, with defaults filled in and checked."""
-    scorer = load_scorer("causal_perplexity", "causal", model, revision, device, compute)
+def _window(scorer: Scorer, window: int | None, stride: int | None) -> tuple[int, int]:
+    """The window's width and the stride, with defaults filled in and checked."""
     key, longest = "key 'rewards.causal_perplexity", scorer.longest
     width = window or longest
     if width is None:
-        raise LmgymError(f"{key}.window': {model} does not say how many tokens it reads; write a number, such as 1024")
+        raise LmgymError(
+            f"{key}.window': {scorer.name} does not say how many tokens it reads; write a number, such as 1024"
+        )
     if width < 2 or (longest is not None and width > longest):
         raise LmgymError(f"{key}.window' is {width}; it must be from 2 to {longest or 'what the model reads'}")
     step = max(1, width // 2) if stride is None else stride
     if not 1 <= step < width:
         raise LmgymError(f"{key}.stride' is {step}; it must be from 1 to {width - 1}, less than the window of {width}")
-    return scorer, width, step
+    return width, step
 
 
 def _sums(
-    scorer: Scorer,
-    texts: Sequence[str],
-    examples: Sequence[Example],
-    with_prompt: bool,
-    width: int,
-    stride: int,
-    budget: int,
+    scorer: Scorer, texts: Sequence[str], examples: Sequence[Example], with_prompt: bool, width: int, stride: int
 ) -> list[tuple[float, int]]:
     """For each text the sum of its counted tokens' log-likelihoods, and their number."""
     # The ids of each text, and the index of the first that counts.
@@ -114,7 +104,7 @@ def _sums(
     cuts = [windows(len(ids), start, width, stride) for ids, start in sequences]
     both = zip(sequences, cuts, strict=True)
     rows = [Row(tuple(ids[begin:end])) for (ids, _), spans in both for begin, end, _ in spans]
-    logprobs = iter(batched_forward.token_logprobs(scorer, rows, budget))
+    logprobs = iter(batched_forward.token_logprobs(scorer, rows))
     # Index i of a window's log-probabilities is about its token i + 1.
     sums = []
     for spans in cuts:
@@ -126,8 +116,7 @@ def _sums(
 def _ids(scorer: Scorer, text: str) -> list[int]:
     """A text's ids with the special tokens that the tokenizer puts before it, without those that it puts after it: the
     text does not contain an end mark."""
-    unlimited = Scorer(scorer.name, scorer.reward, scorer.model, scorer.tokenizer, None)
-    ids = list(text_rows("causal_perplexity", unlimited, [text], "refuse")[0].ids)
+    ids = list(text_rows(replace(scorer, longest=None), [text])[0].ids)
     own = plain_ids(scorer.tokenizer, text)
     starts = (index for index in range(len(ids) - len(own) + 1) if ids[index : index + len(own)] == own)
     start = next(starts, None)

@@ -9,8 +9,8 @@ from typing import Literal
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
 from lmgym.rewards.learned import batched_forward
-from lmgym.rewards.learned.rows import Row, Truncation, clean, length_error
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
+from lmgym.rewards.learned.rows import Row, clean, length_error
+from lmgym.rewards.learned.scorers import Scorer, by_model
 from lmgym.text.chat import prompt_ids
 from lmgym.text.steps import split_steps, step_ids
 from lmgym.types import Example
@@ -19,19 +19,14 @@ Aggregate = Literal["min", "product", "last", "mean"]
 
 
 @register("reward", "process_reward_model")
-@loads_early()
+@by_model("token_classifier")
 def process_reward_model(
     texts: list[str],
     examples: list[Example],
+    scorer: Scorer,
     *,
-    model: str,
     aggregate: Aggregate = "min",
     separator: str | None = None,
-    truncation: Truncation = "refuse",
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 16384,
 ) -> list[float]:
     """The probabilities that the steps of an answer are right, as one number between 0 and 1: the smallest (`min`),
     their `product`, the `last` or the `mean`. An answer in which no step ends gets 0.
@@ -47,14 +42,13 @@ def process_reward_model(
     Raises LmgymError as `reward_model` does, for a model without two labels, and for one of unknown separator.
 
     Example: process_reward_model(["2+2=4\\n4+1=6"], [Example("a/0", "2+2+1=")], model="runs/prm") -> [0.03]"""
-    scorer = load_scorer("process_reward_model", "token_classifier", model, revision, device, compute)
     separator = _separator(scorer, separator)
     rows, ends = [], []
     for text, example in zip(texts, examples, strict=True):
-        row, own = _row(scorer, split_steps(clean(text), separator), example, separator, truncation)
+        row, own = _row(scorer, split_steps(clean(text), separator), example, separator)
         rows.append(row)
         ends.append(own)
-    logits = iter(batched_forward.token_logits(scorer, [row for row in rows if row is not None], tokens_per_forward))
+    logits = iter(batched_forward.token_logits(scorer, [row for row in rows if row is not None]))
     return [
         0.0 if row is None else aggregated(next(logits)[own].softmax(-1)[:, -1].tolist(), aggregate)
         for row, own in zip(rows, ends, strict=True)
@@ -91,9 +85,7 @@ def _separator(scorer: Scorer, given: str | None) -> str:
     return str(separator)
 
 
-def _row(
-    scorer: Scorer, steps: Sequence[str], example: Example, separator: str, truncation: Truncation
-) -> tuple[Row | None, list[int]]:
+def _row(scorer: Scorer, steps: Sequence[str], example: Example, separator: str) -> tuple[Row | None, list[int]]:
     """The model's input for an answer, and the places where its steps end; no input where no step ends."""
     before = prompt_ids(scorer.tokenizer, example.prompt, scorer.facts.get("template"))
     own, ends = list[int](), list[int]()
@@ -102,13 +94,13 @@ def _row(
         ends.append(len(own) - 1)
     room = sys.maxsize if scorer.longest is None else scorer.longest - len(before)
     if own and len(own) > room:
-        if truncation == "refuse":
-            raise length_error("process_reward_model", scorer, "a prompt with its answer", len(before) + len(own))
+        if scorer.truncation == "refuse":
+            raise length_error(scorer, "a prompt with its answer", len(before) + len(own))
         if room < 1:
             raise LmgymError(
                 f"reward 'process_reward_model': the prompt of example '{example.id}' has {len(before)} tokens, and "
                 f"{scorer.name} reads {scorer.longest}; shorten it, or take a model that reads more"
             )
-        first = len(own) - room if truncation == "left" else 0
+        first = len(own) - room if scorer.truncation == "left" else 0
         own, ends = own[first : first + room], [end - first for end in ends if first <= end < first + room]
     return (Row((*before, *own)), [len(before) + end for end in ends]) if ends else (None, [])

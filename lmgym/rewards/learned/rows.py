@@ -3,7 +3,7 @@ that is too long is refused, or cut if the user asks for it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.learned.scorers import Scorer
@@ -12,7 +12,6 @@ from lmgym.text.control import bare_ids, control_tokens, ids_of_pieces, text_ids
 from lmgym.text.template import template_pieces
 from lmgym.types import Message
 
-Truncation = Literal["refuse", "left", "right"]
 PREFIXED = ("GPT2Tokenizer", "RobertaTokenizer")  # a word's token begins with its space
 
 
@@ -26,14 +25,12 @@ class Row:
     types: tuple[int, ...] | None = None
 
 
-def text_rows(
-    reward: str, scorer: Scorer, texts: Sequence[str], truncation: Truncation, second: Sequence[str] | None = None
-) -> list[Row]:
+def text_rows(scorer: Scorer, texts: Sequence[str], second: Sequence[str] | None = None) -> list[Row]:
     """One row per text, or per pair (text, second text), with the tokenizer's special tokens.
 
-    A row that is too long raises LmgymError, or loses tokens at its left or right end (`truncation`); of a pair the
-    longer text is cut. If a row has no token, as with some tokenizers for an empty text, it becomes the end-of-sequence
-    token."""
+    A row that is too long raises LmgymError, or loses tokens at its left or right end (`scorer.truncation`); of a pair
+    the longer text is cut. If a row has no token, as with some tokenizers for an empty text, it becomes the
+    end-of-sequence token."""
     if not texts:
         return []
     rows = _rows(scorer, texts, second)
@@ -41,12 +38,12 @@ def text_rows(
     for index, row in enumerate(rows):
         pair = None if second is None else second[index]
         too_long = longest is not None and len(row.ids) > longest
-        if too_long and truncation == "refuse":
-            raise length_error(reward, scorer, f"text {index} of {len(rows)}", len(row.ids))
+        if too_long and scorer.truncation == "refuse":
+            raise length_error(scorer, f"text {index} of {len(rows)}", len(row.ids))
         if _forged(scorer, row, texts[index], pair):
-            rows[index] = _row_apart(scorer, texts[index], pair, truncation)
+            rows[index] = _row_apart(scorer, texts[index], pair)
         elif too_long:
-            scorer.tokenizer.truncation_side = truncation
+            scorer.tokenizer.truncation_side = scorer.truncation
             own = None if pair is None else [pair]
             rows[index] = _rows(scorer, [texts[index]], own, truncation=True, max_length=longest)[0]
     return rows
@@ -72,7 +69,7 @@ def _forged(scorer: Scorer, row: Row, *texts: str | None) -> bool:
     return any(control.made_of(text, bare_ids(tokenizer, text, split_special_tokens=True)) for text in cleaned)
 
 
-def _row_apart(scorer: Scorer, text: str, pair: str | None, truncation: Truncation) -> Row:
+def _row_apart(scorer: Scorer, text: str, pair: str | None) -> Row:
     """The row of a text (and a second one) that `_forged` is about: the tokenizer's special tokens stay, and the ids of
     the texts are replaced by those of `text_ids`, cut at their end (or beginning) if the row is too long."""
     whole = _rows(scorer, [text], None if pair is None else [pair])[0]
@@ -90,7 +87,7 @@ def _row_apart(scorer: Scorer, text: str, pair: str | None, truncation: Truncati
     # Cut the longer text, token by token, until the row fits.
     while scorer.longest is not None and sum(len(ids) for ids, _, _ in parts) > scorer.longest:
         ids, kinds, _ = max((part for part in parts if part[2]), key=lambda part: len(part[0]))
-        del ids[0 if truncation == "left" else -1], kinds[-1]
+        del ids[0 if scorer.truncation == "left" else -1], kinds[-1]
     joined = tuple(id for ids, _, _ in parts for id in ids)
     return Row(joined, None if whole.types is None else tuple(kind for _, kinds, _ in parts for kind in kinds))
 
@@ -110,7 +107,7 @@ def chat_ids(scorer: Scorer, messages: Sequence[Message], generate: bool = True,
     messages = [{**message, "content": clean(message["content"])} for message in messages]
     if not getattr(tokenizer, "chat_template", None):
         unlimited = replace(scorer, longest=None)
-        ids = list(text_rows(scorer.reward, unlimited, [plain_text(messages) + begin], "refuse")[0].ids)
+        ids = list(text_rows(unlimited, [plain_text(messages) + begin])[0].ids)
         ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
         return (ids[:-1] if generate and ids and ids[-1] in ends else ids) or [_filler(scorer)]
     try:
@@ -120,26 +117,27 @@ def chat_ids(scorer: Scorer, messages: Sequence[Message], generate: bool = True,
     return ids_of_pieces(tokenizer, [*pieces[:-1], pieces[-1] + clean(begin)])
 
 
-def fitted(reward: str, scorer: Scorer, text: str, rendered: Callable[[str], list[int]], side: Truncation) -> Row:
+def fitted(scorer: Scorer, text: str, rendered: Callable[[str], list[int]]) -> Row:
     """The row of `rendered(text)`. If it is too long, as much of the text as fits, cut at its left or right.
 
-    Raises LmgymError if the row is too long and `side` is "refuse", or if it is too long even with an empty text."""
+    Raises LmgymError if the row is too long and `scorer.truncation` is "refuse", or if it is too long even with an
+    empty text."""
     ids, longest = rendered(text), scorer.longest
     if longest is None or len(ids) <= longest:
         return Row(tuple(ids))
-    if side == "refuse":
-        raise length_error(reward, scorer, "a text with what is put around it", len(ids))
+    if scorer.truncation == "refuse":
+        raise length_error(scorer, "a text with what is put around it", len(ids))
     # Find by bisection the most characters that fit: 0 characters must fit, all of them do not.
     fits, most = 0, len(text)
     best = rendered("")
     if len(best) > longest:
         raise LmgymError(
-            f"reward '{reward}': what is put around the text has {len(best)} tokens, and {scorer.name} reads "
+            f"reward '{scorer.reward}': what is put around the text has {len(best)} tokens, and {scorer.name} reads "
             f"{longest}; shorten the prompt or the template, or take a model that reads more"
         )
     while most - fits > 1:
         middle = (fits + most) // 2
-        ids = rendered(text[len(text) - middle :] if side == "left" else text[:middle])
+        ids = rendered(text[len(text) - middle :] if scorer.truncation == "left" else text[:middle])
         if len(ids) <= longest:
             fits, best = middle, ids
         else:
@@ -156,10 +154,8 @@ def spaced(tokenizer: Any, text: str) -> str:
 def _filler(scorer: Scorer) -> int:
     """The token of a row that would otherwise be empty."""
     tokenizer = scorer.tokenizer
-    for id in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
-        if id is not None:
-            return int(id)
-    return 0
+    known = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
+    return next((int(id) for id in known if id is not None), 0)
 
 
 def clean(text: str) -> str:
@@ -167,9 +163,9 @@ def clean(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def length_error(reward: str, scorer: Scorer, what: str, tokens: int) -> LmgymError:
+def length_error(scorer: Scorer, what: str, tokens: int) -> LmgymError:
     """What to say of a text of more tokens than the model reads, where the recipe does not let it be cut."""
     return LmgymError(
-        f"reward '{reward}': {what} has {tokens} tokens, and {scorer.name} reads {scorer.longest}; write "
+        f"reward '{scorer.reward}': {what} has {tokens} tokens, and {scorer.name} reads {scorer.longest}; write "
         f"'truncation: left' to keep the end of the text or 'right' to keep its beginning"
     )

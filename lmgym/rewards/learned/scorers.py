@@ -2,10 +2,12 @@
 
 torch and transformers are imported inside the functions, so that a recipe's rewards can be looked up without them."""
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,10 +17,11 @@ from lmgym.core.hub import prepare_hub
 from lmgym.core.model_folder import COMPUTED, cannot_load, check_no_adapters
 from lmgym.types import Example
 
-F = TypeVar("F", bound=Callable[..., Any])
+Values = TypeVar("Values")
 Kind = Literal["classifier", "token_classifier", "encoder", "causal"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Compute = Literal["float32", "bfloat16"]
+Truncation = Literal["refuse", "left", "right"]
 CLASSES = {
     "classifier": "AutoModelForSequenceClassification",
     "token_classifier": "AutoModelForTokenClassification",
@@ -37,13 +40,18 @@ SHIFTED = ("roberta", "camembert", "longformer", "xmod", "data2vec-text")  # pos
 
 @dataclass(frozen=True, eq=False)
 class Scorer:
-    """A model that scores texts, with its tokenizer; all rewards of the process that name it share it."""
+    """A model that scores texts, with its tokenizer, which all rewards of the process that name it share; and how one
+    reward reads texts with it.
+
+    Example: Scorer("gpt2", "causal_perplexity", model, tokenizer, longest=1024)"""
 
     name: str
-    reward: str  # the first reward that loaded it
+    reward: str
     model: Any
     tokenizer: Any
     longest: int | None  # most tokens that it can read, special ones included; None: no limit known
+    truncation: Truncation = "refuse"
+    tokens_per_forward: int = 16384  # padding included
 
     @property
     def labels(self) -> list[str]:
@@ -59,17 +67,68 @@ class Scorer:
 _loaded: dict[tuple[str | None, ...], Scorer] = {}
 
 
-def loads_early(check: Callable[..., object] = lambda examples, **arguments: None) -> Callable[[F], F]:
+def loads_early(
+    check: Callable[..., object] = lambda examples, **arguments: None,
+) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
     """Decorator: before training starts (base.check_examples) `check` gets the examples, and the reward is called
     without texts. That loads its model and looks up its arguments, so that no error comes in a step."""
 
-    def decorate(function: F) -> F:
+    def decorate(function: Callable[..., Values]) -> Callable[..., Values]:
+        kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+        nothing: list[list[Any]] = [[] for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
         def early(examples: Sequence[Example], **arguments: Any) -> None:
             check(examples, **arguments)
-            function([], [], **arguments)
+            function(*nothing, **arguments)
 
         function.check = early  # type: ignore[attr-defined]
         return function
+
+    return decorate
+
+
+def by_model(
+    kind: Kind,
+    check: Callable[..., object] = lambda examples, **arguments: None,
+    budget: int = 16384,
+    cuts: bool = True,
+) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
+    """Decorator: the last argument without a name is the model, a `Scorer` of this kind. The reward is called without
+    it, and takes the arguments of every reward by a model in its place: `model`, `revision`, `device`, `compute`,
+    `tokens_per_forward` (`budget`, if it is not given) and, if it `cuts` long texts, `truncation`. It is loaded early,
+    with this `check`.
+
+    Example:
+        >>> @register("reward", "first_output")
+        ... @by_model("classifier")
+        ... def first_output(texts, examples, scorer):
+        ...     return [row[0] for row in batched_forward.logits(scorer, text_rows(scorer, texts))]
+        >>> first_output(texts, examples, model="models/sentiment", truncation="right")
+    """
+
+    def decorate(function: Callable[..., Values]) -> Callable[..., Values]:
+        def reward(
+            *texts: Any, model: str, truncation: Truncation = "refuse", revision: str | None = None,
+            device: Device = "auto", compute: Compute = "float32", tokens_per_forward: int = budget, **arguments: Any,
+        ) -> Values:  # fmt: skip
+            name = function.__name__
+            if truncation != "refuse" and not cuts:
+                raise TypeError(f"{name}() takes no argument 'truncation'")
+            shared = load_scorer(name, kind, model, revision, device, compute)
+            scorer = replace(shared, reward=name, truncation=truncation, tokens_per_forward=tokens_per_forward)
+            return function(*texts, scorer, **arguments)
+
+        # What a recipe may write: the function's own arguments, and these.
+        named = inspect.Parameter.KEYWORD_ONLY
+        first, *others = [p for p in inspect.signature(reward).parameters.values() if p.kind is named]
+        own = list(inspect.signature(function).parameters.values())
+        texts, keywords = [p for p in own if p.kind is not named], [p for p in own if p.kind is named]
+        added = [p for p in others if cuts or p.name != "truncation"]
+        update_wrapper(reward, function)
+        signature = inspect.Signature([*texts[:-1], first, *keywords, *added])
+        reward.__signature__ = signature  # type: ignore[attr-defined]
+        reward.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        return loads_early(check)(reward)
 
     return decorate
 

@@ -11,8 +11,8 @@ from lmgym.core.files import read_text
 from lmgym.core.registry import register
 from lmgym.rewards.learned import batched_forward
 from lmgym.rewards.learned.classifier import check_scalar
-from lmgym.rewards.learned.rows import Row, Truncation, spaced, text_rows
-from lmgym.rewards.learned.scorers import Compute, Device, Scorer, load_scorer, loads_early
+from lmgym.rewards.learned.rows import Row, spaced, text_rows
+from lmgym.rewards.learned.scorers import Scorer, by_model
 from lmgym.rewards.text.references import references_of
 from lmgym.types import Example
 
@@ -20,20 +20,15 @@ Part = Literal["f1", "precision", "recall"]
 
 
 @register("reward", "bert_score")
-@loads_early(lambda examples, **_: references_of("bert_score", examples))
+@by_model("encoder", check=lambda examples, **_: references_of("bert_score", examples))
 def bert_score(
     texts: list[str],
     examples: list[Example],
+    scorer: Scorer,
     *,
-    model: str,
     layer: int | None = None,
     part: Part = "f1",
     idf: str | None = None,
-    truncation: Truncation = "refuse",
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 16384,
 ) -> list[float]:
     """BERTScore: each token is matched with the most similar token (cosine) of the other text. Precision is the mean
     similarity over the text's tokens, recall that over the reference's tokens, F1 = 2PR / (P + R); not rescaled.
@@ -48,11 +43,8 @@ def bert_score(
 
     Raises LmgymError for an example without references, and as `learned_reward` does.
 
-    Example:
-        >>> bert_score(["a cat"], [Example("a/0", "?", references=("a cat",))], model="distilbert-base-uncased")
-        [1.0]
-    """
-    scorer = load_scorer("bert_score", "encoder", model, revision, device, compute)
+    Example: bert_score(["a cat"], [Example("a/0", "?", references=("a cat",))], model="distilbert-base-uncased")
+    -> [1.0]"""
     layers = scorer.model.config.get_text_config().num_hidden_layers
     if layer is not None and not 0 <= layer <= layers:
         raise LmgymError(f"key 'rewards.bert_score.layer': {scorer.name} has hidden states 0 to {layers}, not {layer}")
@@ -60,8 +52,8 @@ def bert_score(
     weights = _weights(scorer, idf)
     # Embed each distinct text and reference once.
     distinct = list(dict.fromkeys([*texts, *(one for several in references for one in several)]))
-    rows = text_rows("bert_score", scorer, [spaced(scorer.tokenizer, one.strip()) for one in distinct], truncation)
-    vectors = batched_forward.embeddings(scorer, rows, tokens_per_forward, layer)
+    rows = text_rows(scorer, [spaced(scorer.tokenizer, one.strip()) for one in distinct])
+    vectors = batched_forward.embeddings(scorer, rows, layer)
     embedded = {
         text: (vector / vector.norm(dim=-1, keepdim=True).clamp_min(1e-12), _weigh(row, weights))
         for text, row, vector in zip(distinct, rows, vectors, strict=True)
@@ -75,18 +67,8 @@ def bert_score(
 
 
 @register("reward", "bleurt")
-@loads_early(lambda examples, **_: references_of("bleurt", examples))
-def bleurt(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    model: str,
-    truncation: Truncation = "refuse",
-    revision: str | None = None,
-    device: Device = "auto",
-    compute: Compute = "float32",
-    tokens_per_forward: int = 16384,
-) -> list[float]:
+@by_model("classifier", check=lambda examples, **_: references_of("bleurt", examples))
+def bleurt(texts: list[str], examples: list[Example], scorer: Scorer) -> list[float]:
     """BLEURT: a regression model's output for the pair (reference, text), not rescaled; mostly between 0 and 1. The
     best reference counts.
 
@@ -96,15 +78,14 @@ def bleurt(
     Raises LmgymError for an example without references, and as `reward_model` does.
 
     Example: bleurt(["a cat"], [Example("a/0", "?", references=("the cat",))], model="models/bleurt-20") -> [0.71]"""
-    scorer = load_scorer("bleurt", "classifier", model, revision, device, compute)
-    check_scalar("bleurt", scorer)
+    check_scalar(scorer)
     pairs = [
         (reference, text)
         for text, several in zip(texts, references_of("bleurt", examples), strict=True)
         for reference in several
     ]
-    rows = text_rows("bleurt", scorer, [one for one, _ in pairs], truncation, second=[other for _, other in pairs])
-    outputs = iter(batched_forward.logits(scorer, rows, tokens_per_forward))
+    rows = text_rows(scorer, [one for one, _ in pairs], second=[other for _, other in pairs])
+    outputs = iter(batched_forward.logits(scorer, rows))
     return [max(next(outputs)[0] for _ in example.references) for example in examples]
 
 
@@ -121,12 +102,15 @@ def _weights(scorer: Scorer, idf: str | None) -> tuple[dict[int, float], float]:
     documents = [line.strip() for line in text.splitlines() if line.strip()]
     if not documents:
         raise LmgymError(f"key 'rewards.bert_score.idf': {idf} has no document; write one a line")
-    return _inverse_frequencies(scorer, tuple(documents))
+    return _inverse_frequencies(scorer.tokenizer, scorer.longest, tuple(documents))
 
 
 @lru_cache(maxsize=8)
-def _inverse_frequencies(scorer: Scorer, documents: tuple[str, ...]) -> tuple[dict[int, float], float]:
-    rows = text_rows("bert_score", scorer, [spaced(scorer.tokenizer, one) for one in documents], "right")
+def _inverse_frequencies(
+    tokenizer: Any, longest: int | None, documents: tuple[str, ...]
+) -> tuple[dict[int, float], float]:
+    reader = Scorer("", "bert_score", None, tokenizer, longest, truncation="right")
+    rows = text_rows(reader, [spaced(tokenizer, one) for one in documents])
     counts = Counter(id for row in rows for id in set(row.ids))
     return {id: math.log((len(rows) + 1) / (n + 1)) for id, n in counts.items()}, math.log(len(rows) + 1)
 

@@ -62,10 +62,8 @@ def extract_answer(text: str, strict: bool = False) -> str | None:
     answer is the rest of the line. Special tokens that a tokenizer left in the text are ignored. Never raises; takes
     time linear in the text.
 
-    Example:
-        >>> extract_answer("The answer is: $1,234."), extract_answer("So 3 and 4."), extract_answer("4", strict=True)
-        ('1234', '4', None)
-    """
+    Example: extract_answer("The answer is: $1,234."), extract_answer("So 3 and 4."), extract_answer("4", strict=True)
+    -> ('1234', '4', None)"""
     text = _plain(text)
     # 1. The last announcement with an answer after it.
     for content, boxed in _announced(text):
@@ -85,10 +83,8 @@ def normalise_number(text: str) -> Fraction | None:
     It reads "1,234.50", "-$5", "18 dollars", "18%" (as 18), ".5", "1/2", "1 1/2" and "1e3". It does not read numbers
     of more than 1,000 digits, fractions with denominator 0, and "1 7/6", which is no mixed number.
 
-    Example:
-        >>> normalise_number("18.0") == 18, normalise_number("0.5") == normalise_number("1/2"), normalise_number("x")
-        (True, True, None)
-    """
+    Example: normalise_number("18.0") == 18, normalise_number("0.5") == normalise_number("1/2"), normalise_number("x")
+    -> (True, True, None)"""
     text = _plain(text).strip(LEADING)
     # The whole text must be a number and its unit.
     match = NUMBER.match(text)
@@ -113,10 +109,8 @@ def same_answer(one: str, other: str) -> bool:
     """True if both are numbers of equal value, or neither is a number and the texts are equal, ignoring case, white
     space and decoration (quotes, asterisks, a full stop).
 
-    Example:
-        >>> same_answer("18.0", "$18"), same_answer("Blue whale.", "blue whale"), same_answer("18", "x")
-        (True, True, False)
-    """
+    Example: same_answer("18.0", "$18"), same_answer("Blue whale.", "blue whale"), same_answer("18", "x")
+    -> (True, True, False)"""
     first, second = normalise_number(one), normalise_number(other)
     if first is None and second is None:
         return _normalise_text(one) == _normalise_text(other)
@@ -145,10 +139,8 @@ def final_answer(texts: list[str], examples: list[Example], *, strict: bool = Fa
 
     Raises LmgymError for an example without references, and for a reference without an answer ("", "####").
 
-    Example:
-        >>> final_answer(["3 * 6 = 18, so the answer is $18."], [Example("a/0", "?", references=("#### 18",))])
-        [1.0]
-    """
+    Example: final_answer(["3 * 6 = 18, so the answer is $18."], [Example("a/0", "?", references=("#### 18",))])
+    -> [1.0]"""
     values = []
     for text, right in zip(texts, _right_answers("final_answer", examples), strict=True):
         answers = [extract_answer(text, strict=True)]

@@ -147,8 +147,8 @@ read_or_compare.prepare = _prepare  # type: ignore[attr-defined]
 
 def _right_answers(example: Example) -> list[str]:
     """The right answers of an example: meta["answer"], else one per reference."""
-    given = example.meta.get("answer")
-    answers = [str(given)] if given is not None else [reference_of(one) for one in example.references]
+    known = example.meta.get("answer")
+    answers = [str(known)] if known is not None else [reference_of(text) for text in example.references]
     for answer in answers:
         if len(answer) > LONGEST:
             raise LmgymError(

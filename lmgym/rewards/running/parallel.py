@@ -15,7 +15,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError, warn
 from lmgym.core.registry import load_attribute
-from lmgym.processes.pool import Failure, ProcessPool, default_count, shared
+from lmgym.processes.pool import Failure, default_count, shared
 from lmgym.types import Example
 
 PIECES = 4  # pieces per process that a call is cut into; small pieces keep all processes busy when one text is slow
@@ -85,22 +85,26 @@ def in_parallel(
     The processes import the function by its name, so it must be in an importable module. A text's value must not
     depend on the other texts, as the contract of rewards demands. Raises LmgymError if the function cannot be imported,
     and for examples that cannot be written as JSON."""
-    target = f"{function.__module__}:{function.__qualname__}"
+    target, bound = f"{function.__module__}:{function.__qualname__}", dict(arguments)
     imported = getattr(sys.modules.get(function.__module__), function.__qualname__, None)
     if function.__module__.startswith("lmgym_plugin_") or imported is not function:
         raise LmgymError(f"parallel: processes cannot import '{target}'; put the reward into a module of its own")
 
     def ask(rows: Sequence[list[Any]]) -> list[float | Failure]:
         pool = shared("lmgym.rewards.running.parallel:score_rows", how.processes, setup=(function.__module__,))
+
+        def work(pieces: Sequence[list[Any]], seconds: float) -> list[Any]:
+            return pool.map([{"target": target, "arguments": bound, "rows": rows} for rows in pieces], seconds)
+
         # Several texts go into one request, since a request has a cost of its own.
         size = max(math.ceil(len(rows) / (PIECES * (how.processes or default_count()))), 1)
         pieces = [list(rows[start : start + size]) for start in range(0, len(rows), size)]
         values: list[float | Failure] = []
-        for piece, result in zip(pieces, _map(pool, target, arguments, pieces, how.seconds * size), strict=True):
+        for piece, result in zip(pieces, work(pieces, how.seconds * size), strict=True):
             if isinstance(result, Failure) and len(piece) == 1:
                 values.append(result)
             elif isinstance(result, Failure):  # score each row of the piece alone, to find the one that fails
-                alone = _map(pool, target, arguments, [[row] for row in piece], how.seconds)
+                alone = work([[row] for row in piece], how.seconds)
                 values += [one if isinstance(one, Failure) else one[0] for one in alone]
             else:
                 values += result
@@ -110,7 +114,7 @@ def in_parallel(
 
     def score(texts: Sequence[str], examples: Sequence[Example]) -> list[float]:
         rows = [[text, _example_json(example)] for text, example in zip(texts, examples, strict=True)]
-        # Some rows were scored while others were still sampled (see streaming.py); score the missing ones now.
+        # Some rows were scored while others were still sampled (see rollouts/play.py); score the missing ones now.
         known = scorer.finish()
         missing = [row for row in rows if json.dumps(row) not in known]
         known |= dict(zip(map(json.dumps, missing), ask(missing) if missing else [], strict=True))
@@ -121,7 +125,7 @@ def in_parallel(
     update_wrapper(score, function)
     score.begin = lambda text, example: scorer.begin([text, _example_json(example)])  # type: ignore[attr-defined]
     score.limits_itself = True  # type: ignore[attr-defined]
-    score.keywords = dict(arguments)  # type: ignore[attr-defined]  # base.check_examples reads them, as from a partial
+    score.keywords = bound  # type: ignore[attr-defined]  # base.check_examples reads them, as from a partial
     return score
 
 
@@ -134,12 +138,6 @@ def score_rows(item: Mapping[str, Any]) -> list[float]:
 
 
 score_rows.prepare = importlib.import_module  # type: ignore[attr-defined]  # once per worker, outside of the time limit
-
-
-def _map(
-    pool: ProcessPool, target: str, arguments: Mapping[str, Any], pieces: Sequence[list[Any]], seconds: float
-) -> list[Any]:
-    return pool.map([{"target": target, "arguments": dict(arguments), "rows": rows} for rows in pieces], seconds)
 
 
 def _report(target: str, values: Sequence[float | Failure], failed: float) -> None:

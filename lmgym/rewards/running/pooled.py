@@ -4,13 +4,10 @@ A reward goes there if a fresh process can import it by its name, and if it gets
 whole call goes to one worker (reward_worker.py), so the numbers are those that the function returns here. The others
 stay in the training process, where an alarm stops only what lets itself be stopped (`unlimited_reason` says why)."""
 
-import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from lmgym.core.errors import LmgymError, warn
 from lmgym.core.importable import importable_name, imports_models
@@ -49,7 +46,8 @@ def unlimited_reason(function: Callable[..., Any], arguments: Mapping[str, Any],
     of it, as in `importable_name`."""
     if getattr(function, "pays_tokens", False):
         return "it takes the policy's tokenizer"
-    if _runs_models(function):
+    learned = str(getattr(function, "__module__", "")).startswith("lmgym.rewards.learned.")
+    if learned or imports_models(function):
         return "it runs a model"
     if importable_name(function, written) is None:
         return "another process cannot import it by name"
@@ -62,7 +60,7 @@ def unlimited_reason(function: Callable[..., Any], arguments: Mapping[str, Any],
 
 def start_early() -> None:
     """Start the worker without waiting for it, so that it imports while the first answers are sampled."""
-    _pool().start_early()
+    shared(WORKER, 1).start_early()
 
 
 def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeout: float) -> list[float] | None:
@@ -86,7 +84,7 @@ def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeou
         "examples": examples,
         "rows": list(zip(numbers, shown, strict=True)),
     }
-    pool = _pool()
+    pool = shared(WORKER, 1)
     # Importing is not part of the call. A worker imports a function once.
     for limit, asked in ((STARTUP_SECONDS, {**item, "examples": [], "rows": []}), (timeout, item)):
         [answer] = pool.map([asked], limit + AFTER_THE_ALARM, by_clock=True)
@@ -108,10 +106,7 @@ def packed(value: Any) -> Any:
     """A value of plain Python as JSON that keeps its types: containers become lists that begin with their kind. Raises
     TypeError, with the name of its type, for anything else.
 
-    Example:
-        >>> packed({"cells": (1, 2.5), 3: None})
-        ['dict', ['cells', ['tuple', 1, 2.5]], [3, None]]
-    """
+    Example: packed({"cells": (1, 2.5), 3: None}) -> ['dict', ['cells', ['tuple', 1, 2.5]], [3, None]]"""
     kind = type(value)
     if kind in (list, tuple):  # most of what is sent are lists of ids and log-probabilities
         return [kind.__name__, *(item if type(item) in (int, float, str) else packed(item) for item in value)]
@@ -136,27 +131,12 @@ def unpacked(tree: Any) -> Any:
 def episode_from_json(sent: list[Any], example: Example) -> Episode:
     """The episode that `pooled_values` has sent to a worker."""
     tree = unpacked(sent)
-    turns = tree["turns"]
-    for turn in turns:
-        if turn["kept"] is not None:
-            data, kind, shape = turn["kept"]
-            turn["kept"] = np.frombuffer(base64.b64decode(data), kind).reshape(shape).copy()
-    return Episode(example, **{**tree, "turns": [Turn(**turn) for turn in turns]})
+    return Episode(example, **{**tree, "turns": [Turn.from_json(turn) for turn in tree["turns"]]})
 
 
-def _episode_json(episode: Episode) -> list[Any]:
+def _episode_json(episode: Episode) -> Any:
     tree = {key: value for key, value in vars(episode).items() if key not in ("example", "reward_seconds")}
-    turns = [{key: value for key, value in vars(turn).items() if key != "seconds"} for turn in episode.turns]
-    for turn in turns:
-        if turn["kept"] is not None:
-            kept = turn["kept"]
-            turn["kept"] = [base64.b64encode(kept.tobytes()).decode(), str(kept.dtype), list(kept.shape)]
-    sent: list[Any] = packed({**tree, "turns": turns})
-    return sent
-
-
-def _pool() -> ProcessPool:
-    return shared(WORKER, 1)
+    return packed({**tree, "turns": [turn.to_json() for turn in episode.turns]})
 
 
 def _failed(name: str, failure: Failure, item: Mapping[str, Any], pool: ProcessPool) -> str:
@@ -169,8 +149,10 @@ def _failed(name: str, failure: Failure, item: Mapping[str, Any], pool: ProcessP
     if failure.kind == "error":
         return f"reward '{name}' raised {failure.message}"
     index = _culprit(item, pool)
-    which = f"for {count} episodes" if index is None else f"for example '{_id(item, index)}' (index {index} of {count})"
-    return f"reward '{name}': {failure.message} {which}"
+    if index is None:
+        return f"reward '{name}': {failure.message} for {count} episodes"
+    example = item["examples"][item["rows"][index][0]][0]["id"]
+    return f"reward '{name}': {failure.message} for example '{example}' (index {index} of {count})"
 
 
 def _culprit(item: Mapping[str, Any], pool: ProcessPool) -> int | None:
@@ -183,10 +165,6 @@ def _culprit(item: Mapping[str, Any], pool: ProcessPool) -> int | None:
         if isinstance(answer, Failure):
             return index if answer.kind == "crash" else None
     return None
-
-
-def _id(item: Mapping[str, Any], index: int) -> str:
-    return str(item["examples"][item["rows"][index][0]][0]["id"])
 
 
 def _stays(name: str, reason: str) -> None:
@@ -206,10 +184,3 @@ def _distinct(examples: Sequence[Example]) -> tuple[list[Example], list[int]]:
     numbers = [places.setdefault(id(example), len(places)) for example in examples]
     table = dict(zip(numbers, examples, strict=True))
     return [table[number] for number in range(len(table))], numbers
-
-
-def _runs_models(function: Callable[..., Any]) -> bool:
-    """True for lmgym's learned rewards, and for a function whose module has imported a library of models."""
-    if str(getattr(function, "__module__", "")).startswith("lmgym.rewards.learned."):
-        return True
-    return imports_models(function)

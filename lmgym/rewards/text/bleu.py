@@ -1,4 +1,4 @@
-"""BLEU and TER, computed by sacrebleu. chrF is in chrf.py, ROUGE in rouge.py, METEOR in meteor.py."""
+"""BLEU, TER and chrF, computed by sacrebleu. ROUGE is in rouge.py, METEOR in meteor.py."""
 
 from collections.abc import Sequence
 from functools import cache, partial
@@ -36,10 +36,8 @@ def sacre_bleu(
 
     Raises LmgymError for an example without references.
 
-    Example:
-        >>> sacre_bleu(["The cat sat on the mat."], [Example("a/0", "?", references=("The cat sat on the mat.",))])
-        [1.0]
-    """
+    Example: sacre_bleu(["The cat sat on the mat."], [Example("a/0", "?", references=("The cat sat on the mat.",))])
+    -> [1.0]"""
     counts = _counts("sacre_bleu", texts, examples, tokenize, lowercase)
     return _values("sacre_bleu", counts, smooth_method, effective_order)
 
@@ -67,10 +65,8 @@ def bleu(texts: list[str], examples: list[Example]) -> SufficientStatistics:
     with two exceptions: with several references the brevity penalty uses the nearest in length (there the shortest),
     and an empty text gets 0 (there it becomes the text "n/a"). Extra `metrics`.
 
-    Example:
-        >>> bleu(["the cat sat on the mat ."], [Example("a/0", "?", references=("the cat sat on the rug .",))])
-        [0.6434588841607617]
-    """
+    Example: bleu(["the cat sat on the mat ."], [Example("a/0", "?", references=("the cat sat on the rug .",))])
+    -> [0.6434588841607617]"""
     return _sums("bleu", _counts("bleu", texts, examples, "none"), "none")
 
 
@@ -85,10 +81,8 @@ def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = Fal
     sacrebleu, at tens to hundreds of texts per second. Sources: Snover et al. 2006; RL4LMs' reward `ter` (its metric of
     this name is the rate itself, which is 1 - this value). Extra `metrics`.
 
-    Example: one of three words is wrong
-        >>> ter(["a b x"], [Example("a/0", "?", references=("a b c",))])
-        [0.6666666666666667]
-    """
+    Example: one of three words is wrong: ter(["a b x"], [Example("a/0", "?", references=("a b c",))])
+    -> [0.6666666666666667]"""
 
     def value(sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
         edits, words = sums[:, 0], sums[:, 1]
@@ -101,10 +95,50 @@ def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = Fal
     return SufficientStatistics(np.array(rows, float).reshape(-1, 2), value)
 
 
+@register("reward", "chrf")
+@reward_of_sums
+def chrf(
+    texts: list[str],
+    examples: list[Example],
+    *,
+    char_order: int = 6,
+    word_order: int = 0,
+    beta: float = 2.0,
+    lowercase: bool = False,
+) -> SufficientStatistics:
+    """Character n-gram F-score, from 0 to 1: (1 + beta^2) P R / (beta^2 P + R), where P and R are precision and recall
+    averaged over n = 1..6 (those orders that both texts have).
+
+    White space is ignored. The reference with the best score counts. The corpus value, `chrf.corpus`, is one F-score of
+    summed counts. The arguments are named as in sacrebleu. Source: Popovic 2015. Extra `metrics`.
+
+    Raises LmgymError for an example without references.
+
+    Example: chrf(["abc"], [Example("a/0", "?", references=("abd",))])  # P = R = (2/3 + 1/2 + 0) / 3
+    -> [0.38888888888888884]"""
+    return _chrf_sums(
+        "chrf", texts, examples, char_order=char_order, word_order=word_order, beta=beta, lowercase=lowercase
+    )
+
+
+@register("reward", "chrf_plus_plus")
+@reward_of_sums
+def chrf_plus_plus(
+    texts: list[str], examples: list[Example], *, beta: float = 2.0, lowercase: bool = False
+) -> SufficientStatistics:
+    """chrF++: chrF that also counts words and word pairs. Source: Popovic 2017.
+
+    Example: chrf_plus_plus(["abc"], [Example("a/0", "?", references=("abd",))])  # (2/3 + 1/2 + 0 + 0) / 4
+    -> [0.29166666666666663]"""
+    return _chrf_sums("chrf_plus_plus", texts, examples, char_order=6, word_order=2, beta=beta, lowercase=lowercase)
+
+
 sacre_bleu.corpus = corpus_of(_sacre_bleu_sums)  # type: ignore[attr-defined]
 sacre_bleu.check = reference_check("sacre_bleu", "sacrebleu")  # type: ignore[attr-defined]
 bleu.check = reference_check("bleu", "sacrebleu")  # type: ignore[attr-defined]
 ter.check = reference_check("ter", "sacrebleu")  # type: ignore[attr-defined]
+chrf.check = reference_check("chrf", "sacrebleu")  # type: ignore[attr-defined]
+chrf_plus_plus.check = reference_check("chrf_plus_plus", "sacrebleu")  # type: ignore[attr-defined]
 
 
 def split_13a(text: str, reward: str = "sacre_bleu") -> list[str]:
@@ -154,3 +188,17 @@ def _counter(reward: str, tokenize: Tokenize, lowercase: bool) -> Any:
     """sacrebleu's BLEU without smoothing, which would change the counts. The object caches the tokens of each text."""
     options = {"tokenize": tokenize, "lowercase": lowercase, "smooth_method": "none"}
     return needed("sacrebleu.metrics", reward).BLEU(**options, effective_order=True)  # False warns for each text
+
+
+def _chrf_sums(reward: str, texts: Sequence[str], examples: Sequence[Example], **options: Any) -> SufficientStatistics:
+    """Counts [texts, 3 * orders]: of each order the n-grams of the text, of its best reference, and of both."""
+    metric = needed("sacrebleu.metrics", reward).CHRF(**options)
+    pairs = zip(texts, references_of(reward, examples), strict=True)
+    # sacrebleu's public methods return the score alone, and an interval needs the counts.
+    rows = [metric._extract_corpus_statistics([text], [[one] for one in references])[0] for text, references in pairs]
+
+    def value(sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        scores = (metric._compute_score_from_stats(row).score for row in sums.tolist())
+        return np.array([min(1.0, score / 100) for score in scores])  # rounding may give a little more than 100
+
+    return SufficientStatistics(np.array(rows, np.int64).reshape(-1, 3 * metric.order), value)

@@ -130,16 +130,11 @@ def msttr(
     `msttr.corpus`, joins all texts before it cuts them, and is NaN if there is no full segment. Sources: Johnson 1944;
     RL4LMs' diversity metrics (GEM).
 
-    Example:
-        >>> msttr(["a b a c d d d e f", "a a b"], examples, window=4)     # (3/4 + 2/4) / 2, 2/3
-        [0.625, 0.6666666666666666]
-    """
+    Example: msttr(["a b a c d d d e f", "a a b"], examples, window=4)  # (3/4 + 2/4) / 2, 2/3
+    -> [0.625, 0.6666666666666666]"""
     _check_window(window)
-    values = []
-    for text in texts:
-        words = tokenise(text, tokens, punctuation)
-        values.append(mean_segmental([words], min(window, len(words))) if words else 0.0)
-    return values
+    split = [tokenise(text, tokens, punctuation) for text in texts]
+    return [mean_segmental([words], min(window, len(words))) if words else 0.0 for words in split]
 
 
 def _msttr_corpus(

@@ -20,10 +20,8 @@ def split_words(text: str, letters: Letters = "ascii") -> list[str]:
 
     "ascii" splits a word at every letter other than A-Z (as NanoRL does); "unicode" accepts all alphabets.
 
-    Example:
-        >>> split_words("Don't stop, 7 caf\\u00e9s"), split_words("caf\\u00e9s", "unicode")
-        (["don't", 'stop', 'caf', 's'], ['caf\\u00e9s'])
-    """
+    Example: split_words("Don't stop, 7 caf\\u00e9s"), split_words("caf\\u00e9s", "unicode")
+    -> (["don't", 'stop', 'caf', 's'], ['caf\\u00e9s'])"""
     return [word.lower() for word in WORD[letters].findall(text)]
 
 
@@ -42,10 +40,8 @@ def lexical_richness(
     n is the number of words. Source: NanoRL, whose `--brevity-penalty-scale` is `brevity_scale` and whose
     target is 80.
 
-    Example:
-        >>> lexical_richness(["The cat sat on the mat."], [example], brevity_scale=0.5)     # 5/6 - 0.5 * 74/80
-        [0.37083333333333335]
-    """
+    Example: lexical_richness(["The cat sat on the mat."], [example], brevity_scale=0.5)  # 5/6 - 0.5 * 74/80
+    -> [0.37083333333333335]"""
     _check_positive("lexical_richness", "target", target)
     values = []
     for text in texts:
@@ -141,10 +137,7 @@ def missing_eos(episodes: list[Episode]) -> list[float]:
     """1 if the last turn has no end of sequence: it was cut off, or a stop string has ended it. With a weight of -1 it
     is TRL's `missing_eos_penalty: 1`.
 
-    Example: an answer that ended, and one that was cut off
-        >>> missing_eos(episodes)
-        [0.0, 1.0]
-    """
+    Example: an answer that ended, and one that was cut off: missing_eos(episodes) -> [0.0, 1.0]"""
     return [float(not episode.turns or episode.turns[-1].stop != "eos") for episode in episodes]
 
 

@@ -34,10 +34,8 @@ def meteor(
     Extra `metrics`. The synonyms come from NLTK's WordNet (`python -m nltk.downloader wordnet`). Without it this raises
     LmgymError: one name must not mean two metrics. `meteor_stem` is the metric without synonyms.
 
-    Example:
-        >>> meteor(["the cat sat"], [Example("a/0", "?", references=("the cat sat",))])     # 1 - 0.5 / 3**3
-        [0.9814814814814815]
-    """
+    Example: meteor(["the cat sat"], [Example("a/0", "?", references=("the cat sat",))])  # 1 - 0.5 / 3**3
+    -> [0.9814814814814815]"""
     return _scores("meteor", texts, examples, _wordnet(), tokens, alpha=alpha, beta=beta, gamma=gamma)
 
 
@@ -53,10 +51,8 @@ def meteor_stem(
 ) -> list[float]:
     """METEOR without synonyms: equal words and equal stems only. Needs no WordNet; see meteor.
 
-    Example:
-        >>> meteor_stem(["cats sit"], [Example("a/0", "?", references=("a cat sits",))])     # P 1, R 2/3, 1 chunk
-        [0.6465517241379309]
-    """
+    Example: meteor_stem(["cats sit"], [Example("a/0", "?", references=("a cat sits",))])  # P 1, R 2/3, 1 chunk
+    -> [0.6465517241379309]"""
     return _scores("meteor_stem", texts, examples, NO_SYNONYMS, tokens, alpha=alpha, beta=beta, gamma=gamma)
 
 

@@ -7,7 +7,7 @@ CommonGen, CNN/DailyMail and German news."""
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from lmgym.rewards.text.references import grams, in_common, reference_check, references_of, registered, stem
@@ -27,10 +27,18 @@ def _metric(
     def function(
         texts: list[str], examples: list[Example], *, stemmer: bool = True, references: Which = "best"
     ) -> list[float]:
-        return _scored(name, texts, examples, stemmer, references, kinds, lines)
+        # A text is words, or lines of words; a group's answers share their references, which are split once.
+        split = cache(lambda text: [rouge_words(line, stemmer) for line in text.split("\n") if line])
+        read = split if lines else cache(lambda text: rouge_words(text, stemmer))
+        values = []
+        for text, wanted in zip(texts, references_of(name, examples), strict=True):
+            chosen = [read(reference) for reference in wanted[: 1 if references == "first" else None]]
+            best = [max(kind(reference, read(text)) for reference in chosen) for kind in kinds]
+            values.append(sum(best) / len(best))
+        return values
 
     def of_the_best(texts: list[str], examples: list[Example], *, stemmer: bool = True) -> list[float]:
-        return _scored(name, texts, examples, stemmer, "best", kinds, lines)
+        return function(texts, examples, stemmer=stemmer)
 
     def check(examples: Sequence[Example], *, stemmer: bool = True, **arguments: Any) -> None:
         reference_check(name, *(["nltk.stem.porter"] if stemmer else []))(examples)
@@ -46,36 +54,6 @@ def _metric(
         "The corpus value is the mean. Sources: Lin 2004; the library rouge-score. Extra `metrics`, "
         "unless stemmer is false.\n\nRaises LmgymError for an example without references.",
     )
-
-
-def _scored(
-    reward: str,
-    texts: Sequence[str],
-    examples: Sequence[Example],
-    stemmer: bool,
-    which: Which,
-    kinds: Sequence[Kind],
-    lines: bool = False,
-) -> list[float]:
-    """For each text the mean over `kinds` of the best F1 over its references."""
-    known: dict[str, Words | list[Words]] = {}  # references that are split already: a group's answers share them
-
-    def read(text: str) -> Words | list[Words]:
-        if not lines:
-            return rouge_words(text, stemmer)
-        return [rouge_words(line, stemmer) for line in text.split("\n") if line]
-
-    values = []
-    for text, references in zip(texts, references_of(reward, examples), strict=True):
-        if which == "first":
-            references = references[:1]
-        for reference in references:
-            if reference not in known:
-                known[reference] = read(reference)
-        answer = read(text)
-        best = [max(kind(known[reference], answer) for reference in references) for kind in kinds]
-        values.append(sum(best) / len(best))
-    return values
 
 
 def rouge_words(text: str, stemmer: bool) -> Words:

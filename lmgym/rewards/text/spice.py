@@ -79,17 +79,11 @@ def spider(
 
 
 def _spider_corpus(
-    texts: list[str],
-    examples: list[Example],
-    *,
-    spice_coeff: float = 0.5,
-    cider_coeff: float = 0.5,
-    documents: str | None = None,
-    tokens: Tokens = "words",
-    **program: Any,
+    texts: list[str], examples: list[Example], *, spice_coeff: float = 0.5, cider_coeff: float = 0.5, **arguments: Any
 ) -> float:
-    graphs = _scores("spider", texts, examples, **program)
-    words = cider.corpus(texts, examples, documents=documents, tokens=tokens)  # type: ignore[attr-defined]
+    of_cider = {name: arguments.pop(name) for name in ("documents", "tokens") if name in arguments}
+    graphs = _scores("spider", texts, examples, **arguments)
+    words = cider.corpus(texts, examples, **of_cider)  # type: ignore[attr-defined]
     return spice_coeff * math.fsum(graphs) / len(graphs) + cider_coeff * float(words)
 
 

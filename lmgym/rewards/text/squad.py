@@ -30,10 +30,8 @@ def token_f1(texts: list[str], examples: list[Example]) -> list[float]:
     """F1 of the words shared with a reference, from 0 to 1; the best reference counts. Words are as in
     squad_exact_match. If text or reference has no words: 1 if both have none, else 0. Source: Rajpurkar et al. 2016.
 
-    Example:
-        >>> token_f1(["in the year 1889"], [Example("a/0", "?", references=("1889", "in 1887"))])     # P 1/3, R 1
-        [0.5]
-    """
+    Example: token_f1(["in the year 1889"], [Example("a/0", "?", references=("1889", "in 1887"))])  # P 1/3, R 1
+    -> [0.5]"""
     return _best("token_f1", texts, examples, _f1)
 
 

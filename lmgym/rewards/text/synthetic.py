@@ -25,10 +25,8 @@ def increasing_numbers(texts: list[str], examples: list[Example], *, min_tokens:
 
     Source: Ramamurthy et al. 2022 (RL4LMs), reward increasing_numbers, which calls `nan` and `inf` numbers too.
 
-    Example:
-        >>> increasing_numbers(["1 2 3 4 5", "1 2 2 3", "a b 7 8 c"], examples)     # 5 / 10, 2 / 10, 2 / 10
-        [0.5, 0.2, 0.2]
-    """
+    Example: increasing_numbers(["1 2 3 4 5", "1 2 2 3", "a b 7 8 c"], examples)  # 5 / 10, 2 / 10, 2 / 10
+    -> [0.5, 0.2, 0.2]"""
     if min_tokens < 1:
         raise LmgymError(f"key 'rewards.increasing_numbers.min_tokens' must be at least 1, not {min_tokens}")
     values = []

@@ -57,13 +57,25 @@ def fill(template: str, row: Mapping[str, Any], where: str) -> str:
     return RecipeText.join(*texts)
 
 
-def check_template(template: str, key: str) -> None:
-    """Raise LmgymError, naming the key, for a template that cannot be filled."""
+def fields_of(template: str, key: str) -> list[tuple[str, str | None, str | None]]:
+    """What stands in the braces of a template: name, form and conversion. Raises LmgymError, naming the key, for one
+    whose braces do not match."""
     try:
-        fields = [field for field in Formatter().parse(template) if field[1] is not None]
+        return [(name, form, by) for _, name, form, by in Formatter().parse(template) if name is not None]
     except ValueError as error:
         raise LmgymError(f"{key}: {error} in {template!r}; write {{{{ for a brace of the text") from error
-    for _, name, form, conversion in fields:
+
+
+def check_fields(names: Sequence[str], valid: Sequence[str]) -> None:
+    """Raise LmgymError for a field of task.template that is not one of the `valid`."""
+    for name in names:
+        if name not in valid:
+            raise LmgymError(f"task.template: unknown field '{{{name}}}'; {suggest(name, valid)}")
+
+
+def check_template(template: str, key: str) -> None:
+    """Raise LmgymError, naming the key, for a template that cannot be filled."""
+    for name, form, conversion in fields_of(template, key):
         if not name or form or conversion:
             raise LmgymError(f"{key}: braces hold the name of a column, as {{question}}, in {template!r}")
 

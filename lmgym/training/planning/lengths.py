@@ -9,7 +9,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.models.policy import Policy
 from lmgym.tasks.rows.unfit import Unfit
 from lmgym.tasks.streamed import without
-from lmgym.text.chat import decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids, start_ids
+from lmgym.text.chat import decoder_answer_ids, plain_text, prompt_ids, source_ids, start_ids
 from lmgym.training.run import Data
 from lmgym.types import Example
 
@@ -75,7 +75,7 @@ def _too_long(
     for index, example in enumerate(examples):
         answers = source.texts(example)
         longest = min(max((len(text.encode()) for text in answers), default=0), limit)
-        prompt_bytes = around + len(plain_text(messages_of(example.prompt)).encode())
+        prompt_bytes = around + len(plain_text(example.prompt).encode())
         plain = isinstance(example.prompt, str) or all({*one} == {"role", "content"} for one in example.prompt)
         if plain and min(prompt_bytes, most) + given + longest < context and prompt_bytes <= limit_of_prompt:
             continue

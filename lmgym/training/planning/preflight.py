@@ -22,7 +22,7 @@ from lmgym.models.policy import Policy
 from lmgym.models.reward_model import as_reward_model
 from lmgym.rollouts.sources import Own
 from lmgym.tasks.streamed import first_of
-from lmgym.text.chat import decoder_answer_ids, has_template, messages_of, plain_text, prompt_ids, source_ids
+from lmgym.text.chat import decoder_answer_ids, has_template, plain_text, prompt_ids, source_ids
 from lmgym.text.control import control_tokens
 from lmgym.training.planning.lengths import check_lengths
 from lmgym.training.planning.prompt_report import about_prompts
@@ -196,7 +196,7 @@ def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], e
     lengths, names = [], control_tokens(tokenizer).names
     for start in range(0, len(prompts), 1000):
         some = prompts[start : start + 1000]
-        texts = [str(plain_text(messages_of(prompt))) for prompt in some]
+        texts = [str(plain_text(prompt)) for prompt in some]
         for prompt, text, ids in zip(some, texts, tokenizer(texts)["input_ids"], strict=True):
             if names.search(text):  # which takes more tokens as text than as a control token
                 lengths.append(len((source_ids if encoder_decoder else prompt_ids)(tokenizer, prompt)))

@@ -22,6 +22,8 @@ from huggingface_hub import try_to_load_from_cache
 from lmgym.config.build import resolved
 from lmgym.config.schema import Config
 from lmgym.core import registry
+from lmgym.core.errors import LmgymError
+from lmgym.models.gguf import folder_of
 from lmgym.training.checkpoints import manifest
 
 CODE = "code of "
@@ -67,8 +69,8 @@ def with_models(found: Contents, config: Config) -> Contents:
 def model_files(name: str, revision: str | None) -> dict[str, str]:
     """The SHA-256 of the files of a model, except weights: of a folder, or of the Hub's cache. Empty if there are none.
     Example: model_files("models/base", None)["config.json"]"""
-    folder = _path(name)
     try:
+        folder = _path(folder_of(name))
         if folder is None and name.count("/") == 1:
             cached = try_to_load_from_cache(name, "config.json", revision=revision)
             folder = Path(cached).parent if isinstance(cached, str) else None
@@ -76,7 +78,7 @@ def model_files(name: str, revision: str | None) -> dict[str, str]:
             return {}
         files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()})
         return {path.name: manifest.digest(path) for path in files}
-    except (OSError, ValueError):  # loading it says what is wrong
+    except (LmgymError, OSError, ValueError):  # loading it says what is wrong
         return {}
 
 

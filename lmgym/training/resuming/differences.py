@@ -150,7 +150,7 @@ def _compare_measures(
     stops = [(rule.get("metric"), rule.get("mode")) for rule in early]
 
     def measures(metric: str | None) -> bool:
-        return _measured(before, then, index, metric) == _measured(now, recipe, index, metric)
+        return bool(_measured(before, then, index, metric) == _measured(now, recipe, index, metric))
 
     found.other_best = found.other_contents or rules[0] != rules[1] or not measures(rules[1][0])
     found.other_early = found.other_contents or stops[0] != stops[1] or not measures(stops[1][0])

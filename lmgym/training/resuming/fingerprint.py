@@ -43,7 +43,8 @@ def of_recipe(config: Config, data: Data) -> Fingerprint:
 def plain_recipe(config: Config) -> dict[str, Any]:
     """The resolved recipe without its `out` and its secrets, as it comes back from JSON."""
     tree = {key: value for key, value in redacted(resolved(config)).items() if key != "out"}
-    return json.loads(json.dumps(tree, default=str))
+    readable: dict[str, Any] = json.loads(json.dumps(tree, default=str))
+    return readable
 
 
 def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE, sharding: str = "none") -> Fingerprint:

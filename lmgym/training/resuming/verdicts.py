@@ -1,7 +1,7 @@
 """What may change when a run is resumed (the fields of a recipe's sections say it, in their metadata), and the
 differences that were found.
 
-docs/run_folder.md explains it; a table in docs/reliability.md has what follows of each change."""
+docs/run_folder.md explains it; a table in docs/resuming.md has what follows of each change."""
 
 import json
 from dataclasses import dataclass, field, fields
