@@ -14,7 +14,8 @@ import pytest
 from lmgym.config.build import build_config
 from lmgym.config.yaml import read_yaml
 from lmgym.logs.console import Console
-from lmgym.rewards.base import build_rewards, call_reward
+from lmgym.rewards.base import call_reward
+from lmgym.rewards.building import build_rewards
 from lmgym.tasks.base import load_task
 from lmgym.training.loop import train
 from lmgym.types import Episode, Turn
