@@ -1,4 +1,4 @@
-"""Tiny whole runs that are made to fail, each in a way that rules of the doctor name (lmgym/logs/doctor/examine.py).
+"""Tiny whole runs that are made to fail, each in a way that rules of the doctor name (lmgym/logs/doctor/rules.py).
 
 The task is that of tests/learn: told a side, answer with letters of that side of the alphabet. A good run learns it in
 some tens of steps; in tests/learn the doctor has nothing to say. Here one thing is wrong with each run. To make one:

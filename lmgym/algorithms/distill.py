@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lmgym.algorithms.base import Algorithm, Terms
-from lmgym.algorithms.gkd import check_teacher_and_hint, is_address
+from lmgym.algorithms.gkd import check_group_compared, check_teacher_and_hint, is_address
 from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.constraints import Coefficient, Share
@@ -70,11 +70,8 @@ class Distill(Algorithm):
                 "algorithm.teacher is an address, and distill needs a model in the training process; gkd learns from a "
                 "teacher behind an address"
             )
-        if self.reward_coefficient and self.group_size < 2:
-            raise LmgymError(
-                f"algorithm.group_size is {self.group_size}; reward_coefficient compares the answers of a group, so "
-                "distill needs at least 2"
-            )
+        if self.reward_coefficient:
+            check_group_compared("distill", self.group_size)
         self.check_one_step("distill", "the student's answers")
 
     @property

@@ -96,11 +96,7 @@ class GKD(Algorithm):
             return
         if self.source == "references":
             raise LmgymError("algorithm.reward_coefficient is for sampled answers; remove it, or write source: student")
-        if self.group_size < 2:
-            raise LmgymError(
-                f"algorithm.group_size is {self.group_size}; reward_coefficient compares the answers of a group, so "
-                "gkd needs at least 2"
-            )
+        check_group_compared("gkd", self.group_size)
         if self.optimizer_steps > 1:
             raise LmgymError(
                 "gkd has no ratio to correct the score's term for a second step; set epochs and minibatches to 1"
@@ -160,6 +156,15 @@ class GKD(Algorithm):
 def is_address(teacher: str | None) -> bool:
     """True for a teacher behind an endpoint. Example: is_address("http://localhost:8000/v1")"""
     return teacher is not None and teacher.startswith(("http://", "https://"))
+
+
+def check_group_compared(name: str, group_size: int) -> None:
+    """Raise LmgymError for a reward_coefficient with groups of one answer."""
+    if group_size < 2:
+        raise LmgymError(
+            f"algorithm.group_size is {group_size}; reward_coefficient compares the answers of a group, so {name} "
+            "needs at least 2"
+        )
 
 
 def check_teacher_and_hint(name: str, teacher: str | None, hint: str | None) -> None:

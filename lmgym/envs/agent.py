@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmgym.core.registry import register
-from lmgym.envs.spaces import read_action, written_action
+from lmgym.envs.spaces import fitted, read_action, written_action
 from lmgym.types import Message
 
 COLUMNS = {16: 4, 64: 8, 48: 12}  # by number of fields: FrozenLake-v1, FrozenLake8x8-v1, CliffWalking-v1
 CLIFF = ("up", "right", "down", "left")
 LAKE = ("left", "down", "right", "up")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+
+
+class InvalidActionError(Exception):
+    """An answer that is no action of the environment; its text is for the model."""
 
 
 class Agent:
@@ -85,13 +89,24 @@ def is_mistake_of_code(error: Exception) -> bool:
     return isinstance(error, NameError | ImportError | NotImplementedError)
 
 
+def read_answer(agent: Agent, text: str) -> tuple[Any, str]:
+    """The action that an agent reads in an answer, in the form that its space of gymnasium contains; or None and why
+    it is none. Raises what is a mistake in the agent's code."""
+    try:
+        action = agent.extract_action(text)
+        return fitted(agent.action_space, action) if hasattr(agent.action_space, "contains") else action, ""
+    except InvalidActionError as error:
+        return None, str(error)
+    except Exception as error:
+        if is_mistake_of_code(error):
+            raise
+        return None, "it could not be read"
+
+
 def to_text(value: Any) -> str:
     """Numbers as text: `(17, 6, False)` is "17 6 0"; a dictionary has a line "key: value" for each key.
 
-    Example:
-        >>> to_text((17, 6, False)), to_text([0.12345, -1.0])
-        ('17 6 0', '0.123 -1')
-    """
+    Example: to_text((17, 6, False)), to_text([0.12345, -1.0]) -> ('17 6 0', '0.123 -1')"""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):

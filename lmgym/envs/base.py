@@ -1,9 +1,11 @@
 """The protocol of environments: text in, text out, one object per episode. Imports no torch."""
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from lmgym.core.errors import LmgymError
 from lmgym.types import Example, Message
 
 
@@ -57,3 +59,14 @@ class Env(Protocol):
         `Turn.stop` does: "eos", "stop" (a stop string or id), "length" (cut off at max_new_tokens) or "context" (cut
         off at the end of the model's context)."""
         ...
+
+
+def library(module: str, env: str, package: str, install: str) -> Any:
+    """A module that only this environment needs. Raises LmgymError, with what to install, if it cannot be imported."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise LmgymError(
+            f"env {env} needs the package {package}, which is not completely installed ({error}); run pip install "
+            f"{install}"
+        ) from error

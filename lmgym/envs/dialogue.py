@@ -24,6 +24,7 @@ class Dialogue:
     max_turns: int | None
     around: Callable[[str], str] = str  # an observation's text as the policy reads it
     turns: int = 0  # that the policy has taken
+    invalid: int = 0  # answers in a row that were no action
     shown: Message = field(default_factory=dict)  # the newest observation
 
     def begin(self, observation: Any) -> list[Message]:
@@ -48,6 +49,16 @@ class Dialogue:
         if self.memory == "observation":
             return Step([*self.opening, message], reward, restart=True, info=info)
         return Step([message], reward, info=info)
+
+    def refuse(self, reason: str, on_invalid: str, penalty: float, most: int) -> Step:
+        """The step after an answer that is no action: the policy is told so, and pays the penalty unless it may `retry`
+        for free. The episode ends where `on_invalid` is end, and with the `most`-th such answer in a row."""
+        self.invalid += 1
+        if on_invalid == "end" or self.invalid >= most:
+            return Step(reward=-penalty, terminated=True, info=validity(reason))
+        reply = self.agent.format_invalid(reason, self.shown["content"])
+        cost = 0.0 if on_invalid == "retry" else -penalty
+        return self.answer({"role": "user", "content": reply}, cost, validity(reason))
 
 
 def validity(reason: str) -> dict[str, Any]:

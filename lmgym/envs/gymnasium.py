@@ -11,11 +11,11 @@ from lmgym.core.constraints import FINITE, PositiveInt
 from lmgym.core.errors import LmgymError, describe, represent
 from lmgym.core.registry import suggest
 from lmgym.core.validation import Section
-from lmgym.envs.agent import Agent, is_mistake_of_code, to_text
+from lmgym.envs.agent import Agent, read_answer, to_text
 from lmgym.envs.base import Step
 from lmgym.envs.dialogue import Dialogue, validity
 from lmgym.envs.filling import filled, from_row
-from lmgym.envs.spaces import allowed, fitted, possible
+from lmgym.envs.spaces import allowed, possible
 from lmgym.envs.vector import reward_number
 from lmgym.types import Example, Message
 
@@ -76,7 +76,6 @@ class Gymnasium(Section):
         self._seed, self._seeded = seed % 2**31, False
         options = {**from_row(self.options, example, "env.options"), **example.meta.get("options", {})}
         self._observation, self._info = self._env.reset(seed=self._seed, **({"options": options} if options else {}))
-        self._invalid = 0
         self._dialogue = Dialogue(self._agent, self.memory, self.max_turns, self._around)
         return self._dialogue.begin(self._observation)
 
@@ -84,17 +83,10 @@ class Gymnasium(Section):
         self._dialogue.turns += 1
         action, reason = self._action(text)
         # An invalid answer ends the episode, is answered by a message, or becomes a random action.
-        if reason:
-            self._invalid += 1
-            cost = 0.0 if self.on_invalid in ("retry", "random") else -self.invalid_penalty
-            if self.on_invalid == "end" or self._invalid >= self.max_invalid:
-                return Step(reward=-self.invalid_penalty, terminated=True, info=validity(reason))
-            if self.on_invalid != "random":
-                reply = self._agent.format_invalid(reason, self._dialogue.shown["content"])
-                return self._dialogue.answer({"role": "user", "content": reply}, cost, validity(reason))
-            action = self._random_action()
-        else:
-            self._invalid = 0
+        if reason and (self.on_invalid != "random" or self._dialogue.invalid + 1 >= self.max_invalid):
+            return self._dialogue.refuse(reason, self.on_invalid, self.invalid_penalty, self.max_invalid)
+        self._dialogue.invalid = self._dialogue.invalid + 1 if reason else 0
+        action = self._random_action() if reason else action
         # A legal action: let the environment take it.
         observation, reward, terminated, truncated, info = self._env.step(action)
         reward = reward_number(reward)
@@ -127,12 +119,9 @@ class Gymnasium(Section):
     def _action(self, text: str) -> tuple[Any, str]:
         """The legal action that a text means, or None and the reason."""
         space = self._env.action_space
-        try:
-            action = fitted(space, self._agent.extract_action(text))
-        except Exception as error:
-            if is_mistake_of_code(error):
-                raise
-            return None, "it could not be read"
+        action, reason = read_answer(self._agent, text)
+        if reason:
+            return None, reason
         if inspect.isawaitable(action):
             raise TypeError(
                 f"extract_action of agent '{self.agent}' is a coroutine function; it must be an ordinary one"

@@ -13,8 +13,8 @@ from lmgym.core import registry
 from lmgym.core.constraints import FINITE, PositiveInt
 from lmgym.core.errors import LmgymError, describe
 from lmgym.core.validation import Section
-from lmgym.envs.agent import Agent, is_mistake_of_code
-from lmgym.envs.base import Step
+from lmgym.envs.agent import Agent, InvalidActionError, read_answer
+from lmgym.envs.base import Step, library
 from lmgym.envs.dialogue import Dialogue, validity
 from lmgym.envs.filling import from_row
 from lmgym.envs.global_random import OwnRandomState
@@ -23,10 +23,6 @@ from lmgym.types import Example, Message
 FENCED = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
 WAITS = (0.5, 1, 2, 4)  # seconds between attempts to reach a server
 OWN = ("done", "reward", "metadata")  # fields of every observation of OpenEnv; the model does not see them
-
-
-class InvalidActionError(Exception):
-    """An answer that is no action of the environment; its text is for the model."""
 
 
 @registry.register("agent", "fields")
@@ -138,7 +134,6 @@ class OpenEnv(Section):
             self._game = OnServer(str(self.url))
         self._agent: Agent = self._make_agent()
         self._agent.action_space = self._game.schema
-        self._invalid = 0
         observation, _, over = self._game.reset(arguments)
         if over:
             raise RuntimeError("its reset returned an observation that is done; there is nothing to answer")
@@ -147,36 +142,21 @@ class OpenEnv(Section):
 
     def step(self, text: str, stop: str) -> Step:
         self._dialogue.turns += 1
-        try:
-            observation, reward, over = self._game.step(self._action(text))
-        except InvalidActionError as error:
-            return self._refuse(str(error))
-        self._invalid = 0
+        action, reason = read_answer(self._agent, text)
+        if not reason:
+            try:
+                observation, reward, over = self._game.step(action)
+            except InvalidActionError as error:
+                reason = str(error)
+        if reason:
+            return self._dialogue.refuse(reason, self.on_invalid, self.invalid_penalty, self.max_invalid)
+        self._dialogue.invalid = 0
         if over:
             return Step(reward=reward, terminated=True, info=validity(""))
         return self._dialogue.answer(self._dialogue.show(observation), reward, validity(""))
 
     def close(self) -> None:
         self._game.close()
-
-    def _action(self, text: str) -> Any:
-        try:
-            return self._agent.extract_action(text)
-        except InvalidActionError:
-            raise
-        except Exception as error:
-            if is_mistake_of_code(error):
-                raise
-            raise InvalidActionError("it could not be read") from None
-
-    def _refuse(self, reason: str) -> Step:
-        """The answer to an invalid action."""
-        self._invalid += 1
-        if self.on_invalid == "end" or self._invalid >= self.max_invalid:
-            return Step(reward=-self.invalid_penalty, terminated=True, info=validity(reason))
-        reply = self._agent.format_invalid(reason, self._dialogue.shown["content"])
-        cost = 0.0 if self.on_invalid == "retry" else -self.invalid_penalty
-        return self._dialogue.answer({"role": "user", "content": reply}, cost, validity(reason))
 
 
 Seen = tuple[dict[str, Any], float, bool]  # observation, reward, whether the episode is over
@@ -281,11 +261,4 @@ def _action_of(environment: Any, name: str) -> Any:
 
 
 def _library() -> Any:
-    try:
-        import openenv.core
-    except ImportError as error:
-        raise LmgymError(
-            f"env openenv with a url needs the package openenv-core, which is not completely installed ({error}); run "
-            "pip install 'lmgym[openenv]'"
-        ) from error
-    return openenv.core
+    return library("openenv.core", "openenv with a url", "openenv-core", "'lmgym[openenv]'")

@@ -10,11 +10,11 @@ from lmgym.core import registry, seeds
 from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
-from lmgym.envs.agent import Agent, is_mistake_of_code, to_text
+from lmgym.envs.agent import Agent, read_answer, to_text
 from lmgym.envs.base import Step
 from lmgym.envs.dialogue import validity
 from lmgym.envs.filling import filled
-from lmgym.envs.spaces import allowed, fitted, possible
+from lmgym.envs.spaces import allowed, possible
 from lmgym.types import Example, Message
 
 
@@ -149,12 +149,8 @@ class PettingZoo(Section):
         """What the present player reads: with the opening, if it begins or sees nothing else."""
         text = self._words.format_observation(self._seen)
         actions = possible(self._words.action_space, self._mask)
-        values = {
-            "observation": text,
-            "player": self._name,
-            "actions": ", ".join(map(self._words.format_action, actions)),
-            **self._info,
-        }
+        listed = ", ".join(map(self._words.format_action, actions))
+        values = {"observation": text, "player": self._name, "actions": listed, **self._info}
         message: Message = {"role": "user", "content": filled(self.show, values, to_text, "env.show")}
         number = 0 if self.players == 1 else self._number
         begins = number not in self._begun
@@ -168,12 +164,9 @@ class PettingZoo(Section):
     def _action(self, text: str) -> tuple[Any, str]:
         """The legal action that a text means, or None and the reason."""
         space = self._words.action_space
-        try:
-            action = fitted(space, self._words.extract_action(text))
-        except Exception as error:
-            if is_mistake_of_code(error):
-                raise
-            return None, "it could not be read"
+        action, reason = read_answer(self._words, text)
+        if reason:
+            return None, reason
         if isinstance(action, bool) or not space.contains(action) or not allowed(space, action, self._mask):
             return None, "it is not possible now"
         return action, ""

@@ -8,7 +8,7 @@ from lmgym.core import registry
 from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
-from lmgym.envs.base import Step
+from lmgym.envs.base import Step, library
 from lmgym.envs.global_random import OwnRandomState
 from lmgym.types import Example, Message
 
@@ -92,11 +92,4 @@ class TextArena(Section):
 
 
 def _library() -> Any:
-    try:
-        import textarena
-    except ImportError as error:
-        raise LmgymError(
-            f"env textarena needs the package textarena, which is not completely installed ({error}); run pip install "
-            "'lmgym[textarena]'"
-        ) from error
-    return textarena
+    return library("textarena", "textarena", "textarena", "'lmgym[textarena]'")

@@ -10,7 +10,7 @@ from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.core.validation import Section
-from lmgym.envs.base import Step
+from lmgym.envs.base import Step, library
 from lmgym.envs.dialogue import validity
 from lmgym.types import Example, Message
 
@@ -102,11 +102,4 @@ def _command(text: str) -> str:
 
 
 def _library() -> Any:
-    try:
-        import textworld
-    except ImportError as error:
-        raise LmgymError(
-            f"env textworld needs the package textworld, which is not completely installed ({error}); run pip install "
-            "textworld (Linux or macOS, with a C compiler)"
-        ) from error
-    return textworld
+    return library("textworld", "textworld", "textworld", "textworld (Linux or macOS, with a C compiler)")

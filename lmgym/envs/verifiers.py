@@ -14,7 +14,7 @@ from lmgym.core import registry
 from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError, describe
 from lmgym.core.validation import Section
-from lmgym.envs.base import Step
+from lmgym.envs.base import Step, library
 from lmgym.envs.global_random import OwnRandomState
 from lmgym.envs.verifiers_episode import ModelRequest, VerifiersEpisode
 from lmgym.types import Example, Message
@@ -100,10 +100,7 @@ class Verifiers(Section):
 def follows(so_far: Sequence[Message], messages: Sequence[Message]) -> bool:
     """Whether `messages` are those so far and at least one more, which is not the assistant's.
 
-    Example:
-        >>> follows([{"role": "user", "content": "2+2="}], [{"role": "user", "content": "2+3="}])
-        False
-    """
+    Example: follows([{"role": "user", "content": "2+2="}], [{"role": "user", "content": "2+3="}]) -> False"""
     new = messages[len(so_far) :]
     same = list(messages[: len(so_far)]) == list(so_far)
     return same and bool(new) and all(message["role"] != "assistant" for message in new)
@@ -149,20 +146,14 @@ def load(keys: str) -> Loaded:
 
 
 def _library() -> Any:
-    try:
-        import verifiers.v1
-    except ImportError as error:
-        raise LmgymError(
-            f"env verifiers needs the package verifiers {VERSION[:-1]}, which is not completely installed ({error}); "
-            "run pip install 'lmgym[verifiers]'"
-        ) from error
+    v1 = library("verifiers.v1", "verifiers", f"verifiers {VERSION[:-1]}", "'lmgym[verifiers]'")
     installed = importlib.metadata.version("verifiers")
     if not installed.startswith(VERSION):
         raise LmgymError(
             f"env verifiers works with verifiers {VERSION[:-1]}, and {installed} is installed; run pip install "
             "'lmgym[verifiers]'"
         )
-    return verifiers.v1
+    return v1
 
 
 def _tasks(tasks: Any, taskset: str, rows: list[int] | None) -> list[Any]:

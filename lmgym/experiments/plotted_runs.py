@@ -8,7 +8,7 @@ from typing import Any
 
 from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
-from lmgym.logs.writer import METRICS
+from lmgym.logs.records import METRICS
 
 
 def plotted_runs(names: Sequence[str]) -> dict[str, list[Path]]:

@@ -1,14 +1,26 @@
-"""Turns episodes into records for the log files: metrics of a step, and the answers themselves.
+"""Records of the log files: what they are made of (metrics of a step, its answers), and how they are read.
 
 Run folders of older versions have other names in them; `RENAMED` is the one table of old and new names."""
 
+import json
 import math
+import os
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from lmgym.core.errors import LmgymError
 from lmgym.types import Episode, Turn
+
+METRICS = "metrics.jsonl"
+ROLLOUTS = "rollouts.jsonl"
+TIMINGS = "timings.jsonl"
+FILES = (METRICS, ROLLOUTS, TIMINGS)
+KINDS = ("train", "evaluation", "resume", "data")
+
+Record = dict[str, Any]
 
 RENAMED = {  # file of a run folder: old name -> name today
     "metrics.jsonl": {
@@ -45,6 +57,72 @@ def rename_evaluations(evaluations: Mapping[str, Any]) -> dict[str, Any]:
         else kept
         for moment, kept in evaluations.items()
     }
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a .jsonl file in order, under the names of today; an incomplete last line, as a killed run can
+    leave, is skipped.
+
+    Raises LmgymError for a missing file, and (with its number) for a line that is not a record."""
+    if not path.is_file():
+        raise LmgymError(f"there is no file {path}")
+    return (rename_record(record, path.name) for _, record in lines(path))
+
+
+def lines(path: Path) -> Iterator[tuple[bytes, Record]]:
+    """The lines of a .jsonl file as they are, each with its record; as `read_records` otherwise."""
+    with open(path, "rb", opener=at_once) as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return  # incomplete: the run was killed during this write
+            try:
+                record = json.loads(line)
+                whole = record["kind"] in KINDS and {type(record["stage"]), type(record["step"])} == {int}
+            except (ValueError, KeyError, TypeError, RecursionError):
+                whole = False
+            if not whole:
+                lacking = "this is no record with kind, stage and step; delete the line"
+                raise LmgymError(f"{path} line {number}: {lacking}")
+            yield line, record
+
+
+class StepClock:
+    """Converts (stage, step) to steps counted through all stages, given all records in order.
+
+    The length of a stage follows from its records, so a stage that stopped early counts only the steps that it ran. The
+    position is the number of updates before the record: train and evaluation records of the same step have the same.
+
+    Example:
+        >>> clock = StepClock()
+        >>> [clock.position({"kind": "train", "stage": 0, "step": step}) for step in (0, 1, 2)]
+        [0, 1, 2]
+        >>> clock.position({"kind": "evaluation", "stage": 1, "step": 0})
+        3
+    """
+
+    def __init__(self) -> None:
+        self.lengths: dict[int, int] = {}
+
+    @property
+    def end(self) -> int:
+        """The number of steps that all stages ran."""
+        return sum(self.lengths.values())
+
+    def start(self, stage: int) -> int:
+        """The number of steps that all earlier stages ran."""
+        return sum(length for earlier, length in self.lengths.items() if earlier < stage)
+
+    def position(self, record: Record) -> int:
+        """Take the next record and return the number of steps before it."""
+        stage, step = int(record["stage"]), int(record["step"])
+        done = step + (record["kind"] == "train")
+        self.lengths[stage] = max(done, self.lengths.get(stage, 0))
+        return self.start(stage) + step
+
+
+def at_once(path: str, flags: int) -> int:
+    """An `opener` for `open`, with which a pipe that nobody reads is an OSError, and no endless wait."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lmgym.core.files import HIDDEN, replacing
-from lmgym.logs.writer import FILES, METRICS, Record, disk_errors, lines
+from lmgym.logs.records import FILES, METRICS, Record, lines
+from lmgym.logs.writer import disk_errors
 
 
 def rewind(

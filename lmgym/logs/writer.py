@@ -4,8 +4,7 @@ request.
 A record is a flat dictionary with "kind" ("train", "evaluation", "resume" or "data"), "stage" and "step", both counted
 from 0. With them a resumed run can drop the records of steps that it repeats (rewind.py). The train record of step s
 describes the update of the policy from version s to s + 1; the evaluation record of step s describes the policy after s
-updates;
-a resume record says what was no longer the same when the run went on after s updates."""
+updates; a resume record says what was no longer the same when the run went on after s updates."""
 
 import errno
 import json
@@ -18,20 +17,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lmgym.core.errors import LmgymError, describe, warn
 from lmgym.core.files import flush, replacing
-from lmgym.logs.records import rename_record
+from lmgym.logs.records import FILES, KINDS, METRICS, ROLLOUTS, TIMINGS, Record, StepClock, at_once, lines, read_records
 from lmgym.logs.sinks import Sink, answer_rows, open_sink
 
 if TYPE_CHECKING:
     from lmgym.logs.console import Console
 
-METRICS = "metrics.jsonl"
-ROLLOUTS = "rollouts.jsonl"
-TIMINGS = "timings.jsonl"
-FILES = (METRICS, ROLLOUTS, TIMINGS)
 SENT = "sinks.json"
-KINDS = ("train", "evaluation", "resume", "data")
-
-Record = dict[str, Any]
 
 
 class Writer:
@@ -163,72 +155,6 @@ class NullWriter(Writer):
 
     def _append(self, name: str, records: Iterable[Record]) -> None:
         pass
-
-
-def read_records(path: Path) -> Iterator[Record]:
-    """The records of a .jsonl file in order, under the names of today; an incomplete last line, as a killed run can
-    leave, is skipped.
-
-    Raises LmgymError for a missing file, and (with its number) for a line that is not a record."""
-    if not path.is_file():
-        raise LmgymError(f"there is no file {path}")
-    return (rename_record(record, path.name) for _, record in lines(path))
-
-
-def lines(path: Path) -> Iterator[tuple[bytes, Record]]:
-    """The lines of a .jsonl file as they are, each with its record; as `read_records` otherwise."""
-    with open(path, "rb", opener=at_once) as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return  # incomplete: the run was killed during this write
-            try:
-                record = json.loads(line)
-                whole = record["kind"] in KINDS and {type(record["stage"]), type(record["step"])} == {int}
-            except (ValueError, KeyError, TypeError, RecursionError):
-                whole = False
-            if not whole:
-                lacking = "this is no record with kind, stage and step; delete the line"
-                raise LmgymError(f"{path} line {number}: {lacking}")
-            yield line, record
-
-
-class StepClock:
-    """Converts (stage, step) to steps counted through all stages, given all records in order.
-
-    The length of a stage follows from its records, so a stage that stopped early counts only the steps that it ran. The
-    position is the number of updates before the record: train and evaluation records of the same step have the same.
-
-    Example:
-        >>> clock = StepClock()
-        >>> [clock.position({"kind": "train", "stage": 0, "step": step}) for step in (0, 1, 2)]
-        [0, 1, 2]
-        >>> clock.position({"kind": "evaluation", "stage": 1, "step": 0})
-        3
-    """
-
-    def __init__(self) -> None:
-        self.lengths: dict[int, int] = {}
-
-    @property
-    def end(self) -> int:
-        """The number of steps that all stages ran."""
-        return sum(self.lengths.values())
-
-    def start(self, stage: int) -> int:
-        """The number of steps that all earlier stages ran."""
-        return sum(length for earlier, length in self.lengths.items() if earlier < stage)
-
-    def position(self, record: Record) -> int:
-        """Take the next record and return the number of steps before it."""
-        stage, step = int(record["stage"]), int(record["step"])
-        done = step + (record["kind"] == "train")
-        self.lengths[stage] = max(done, self.lengths.get(stage, 0))
-        return self.start(stage) + step
-
-
-def at_once(path: str, flags: int) -> int:
-    """An `opener` for `open`, with which a pipe that nobody reads is an OSError, and no endless wait."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 @contextmanager

@@ -87,12 +87,8 @@ best_score.prepare = _prepare  # type: ignore[attr-defined]
 
 def _answers(text: str, strict: bool) -> list[str]:
     """The candidates for the text's answer; the best of them counts."""
-    tagged = TAGGED.findall(text)
-    if tagged:
-        answers = [tagged[-1].strip()]
-    elif strict:
-        answers = []
-    else:
+    answers = [tagged.strip() for tagged in TAGGED.findall(text)[-1:]]
+    if not answers and not strict:
         answers = list(dict.fromkeys([extract_answer(text, strict=True) or text.strip(), text.strip()]))
     return [answer for answer in answers if len(answer) <= LONGEST]
 

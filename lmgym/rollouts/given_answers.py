@@ -42,8 +42,8 @@ def given_turns(example: Example, answer: str, actor: Actor) -> list[Turn]:
     """
     messages = messages_of(example.prompt)
     ends = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    parts = [messages[begin:end] for begin, end in pairwise([0, *(end + 1 for end in ends), len(messages) + 1])]
-    parts = [part[:-1] if number < len(ends) else part for number, part in enumerate(parts)]
+    begins = [0, *(end + 1 for end in ends)]
+    parts = [messages[begin:end] for begin, end in zip(begins, [*ends, len(messages)], strict=True)]
     if not ends:
         return [given_turn(example, answer, actor)]
     if not all(parts):
@@ -51,12 +51,14 @@ def given_turns(example: Example, answer: str, actor: Actor) -> list[Turn]:
             f"example {example.id}: with algorithm.turns: all something must stand before each message of the "
             "assistant; join two that follow each other"
         )
+    # Play the conversation, as a rollout would.
     player, encode = PlayerState(Episode(example, 0, 0), actor, 0, (), actor.template), PromptCache(actor)
     player.begin(parts[0], encode)
     for text, part in zip([*(messages[end]["content"] for end in ends), answer], [*parts[1:], []], strict=True):
         player.add_turn(player.tokenize_demonstration(text), text)
         if part:
             player.observe(Step(part), encode)
+    # Cut the last answer.
     turns, most = player.episode.turns, actor.reference_tokens
     if most is not None and any(len(turn.action_ids) > most for turn in turns[:-1]):
         raise LmgymError(

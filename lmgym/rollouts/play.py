@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from lmgym.distributed.ranks import Ranks
@@ -9,8 +10,7 @@ from lmgym.envs.base import Env
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import Envs
 from lmgym.inference.base import Sampling
-from lmgym.rewards.base import Reward
-from lmgym.rewards.streaming import background_scoring
+from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import apply_rewards, collect_numbered, finished_episodes
 from lmgym.types import Episode, Example
@@ -79,3 +79,21 @@ def exchanged(
     for number, episodes in every.items():
         every[number] = [replace(episode, example=prompts[number][1]) for episode in episodes]
     return every
+
+
+def background_scoring(rewards: Sequence[Reward]) -> Callable[[Episode], None] | None:
+    """A callback that starts to score an episode; call it as soon as the episode's text is final. None if no reward can
+    start early. `call_reward` later picks the values up; they are the same as without the callback."""
+    # Rewards by token or by turn score prefixes of the answer, not the answer alone.
+    early = [r for r in rewards if hasattr(r.function, "begin") and not (r.by_token or r.each_turn)]
+    if not early:
+        return None
+
+    def begin(episode: Episode) -> None:
+        for reward in early:
+            # An error is raised again when the rewards are computed, and is reported there.
+            with suppress(Exception):
+                for shown in episodes_to_judge(reward, [episode]):
+                    reward.function.begin(shown.text, shown.example)  # type: ignore[attr-defined]
+
+    return begin

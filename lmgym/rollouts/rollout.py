@@ -126,6 +126,7 @@ def apply_rewards(
             episode.reward_components[reward.name] = 0.0
         if not played:
             continue
+        # Pay each token, each turn, or the last turn.
         began = time.perf_counter()
         if reward.by_token:
             paid = rewards_by_token(reward, played, tokenizer, timeout)
@@ -146,6 +147,7 @@ def apply_rewards(
         seconds = time.perf_counter() - began
         for episode in played:
             episode.reward_seconds[reward.name] = seconds
+    # Add up what the turns have earned.
     for episode in episodes:
         episode.score = sum(turn.reward for turn in episode.turns)
         for reward in (reward for reward in rewards if reward.weight):

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,13 @@ from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
 from lmgym.tasks.prompt_forms import own_texts
 from lmgym.tasks.rows import Row
-from lmgym.tasks.rows.cells import Cell, as_prompt, check_template, column, fill, references_of, with_tools
+from lmgym.tasks.rows.cells import Cell, as_prompt, check_template, column, fields_of, fill, references_of, with_tools
 from lmgym.tasks.rows.find import NAMES, Paths, Source, plain_stem
 from lmgym.tasks.rows.formats import place_of
 from lmgym.tasks.rows.indexed import IndexedRows
 from lmgym.tasks.rows.load import Found, find_split
 from lmgym.tasks.rows.unfit import dropping, fitting, unreadable
+from lmgym.tasks.sources import check_shares
 from lmgym.tasks.streamed import StreamedExamples
 from lmgym.types import Example
 
@@ -78,10 +78,7 @@ def data(
         >>> load_task("data", "train", path="gsm8k/train.parquet", references="reward_model.ground_truth")
     """
     check_split("data", split)
-    if validation < 0 or test < 0 or validation + test >= 1:
-        raise LmgymError(
-            f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
-        )
+    check_shares(validation, test)
     if (path is None) == (hub_id is None):
         raise LmgymError("key 'task.path' is missing; 'task' needs it, or task.hub_id, and not both")
     for name in splits or {}:
@@ -111,13 +108,12 @@ class Reader:
         cls, prompt: Any, references: Any, id: str | None, columns: Mapping[str, str], tools: str | None = None
     ) -> "Reader":
         """The reader of a recipe's keys. Raises LmgymError for what they cannot mean."""
-        if isinstance(prompt, list):
-            for message in prompt:
-                if {*message} != {"role", "content"}:
-                    raise LmgymError(f"key 'task.prompt': a message has a role and a content, got {represent(message)}")
-                check_template(message["content"], "task.prompt")
-            return cls(prompt, _cell(references), id, columns, tools)
-        return cls(Cell.of(prompt, "task.prompt"), _cell(references), id, columns, tools)
+        for message in prompt if isinstance(prompt, list) else ():
+            if {*message} != {"role", "content"}:
+                raise LmgymError(f"key 'task.prompt': a message has a role and a content, got {represent(message)}")
+            check_template(message["content"], "task.prompt")
+        prompt = prompt if isinstance(prompt, list) else Cell.of(prompt, "task.prompt")
+        return cls(prompt, None if references is None else Cell.of(references, "task.references"), id, columns, tools)
 
     def prompt_of(self, row: Row) -> Any:
         """The prompt of a row, a text or messages. Raises LmgymError if it has none."""
@@ -140,12 +136,10 @@ class Reader:
 
     def columns_of_prompt(self) -> list[str] | None:
         """The columns that a prompt is made of; None: any."""
-        cells = [self.prompt] if isinstance(self.prompt, Cell) else []
-        if any(cell.function is not None for cell in cells):
+        if isinstance(self.prompt, Cell) and self.prompt.function is not None:
             return None
-        templates = [one["content"] for one in self.prompt] if isinstance(self.prompt, list) else []
-        templates += [cell.template for cell in cells if cell.template is not None]
-        names = [name for one in templates for _, name, _, _ in Formatter().parse(one) if name]
+        cells = [self.prompt] if isinstance(self.prompt, Cell) else [Cell(template=m["content"]) for m in self.prompt]
+        names = [name for cell in cells for name, _, _ in fields_of(cell.template or "", "task.prompt")]
         names += [cell.column for cell in cells if cell.column is not None]
         return [*names, *(name.partition(".")[0] for name in names)]
 
@@ -160,10 +154,6 @@ class Reader:
                 f"{where}: column '{self.id}' must hold a text or a whole number as id, got {represent(value)}"
             )
         return str(value)
-
-
-def _cell(references: Any) -> Cell | None:
-    return None if references is None else Cell.of(references, "task.references")
 
 
 _fractions_of: dict[tuple[tuple[str, ...], str], np.ndarray] = {}  # of the newest files, by what it depends on

@@ -52,6 +52,14 @@ def disjoint(task: str, split: str, examples_of: Callable[[str], Iterable[Exampl
     return [example for example in examples if str(example.prompt) not in held_out]
 
 
+def check_shares(validation: float, test: float) -> None:
+    """Raise LmgymError for shares of train that leave nothing to train on."""
+    if validation < 0 or test < 0 or validation + test >= 1:
+        raise LmgymError(
+            f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
+        )
+
+
 def shared_out(
     task: str, split: str, examples_of: Callable[[str], list[Example]], validation: float, test: float
 ) -> list[Example]:
@@ -63,10 +71,7 @@ def shared_out(
         >>> shared_out("preferences", "validation", examples_of, validation=0.1, test=0.1)
     """
     check_split(task, split)
-    if validation < 0 or test < 0 or validation + test >= 1:
-        raise LmgymError(
-            f"task.validation ({validation}) and task.test ({test}) must be shares that leave some to train on"
-        )
+    check_shares(validation, test)
     # The splits that the data has itself; the others are taken out of train.
     own = {part: found for part in SPLITS if part != "train" and (found := _or_none(examples_of, part)) is not None}
     if split in own:

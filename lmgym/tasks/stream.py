@@ -159,9 +159,6 @@ def weights_of(example: Example) -> Mapping[str, float]:
 def priorities(weights: Sequence[float], scale: float) -> np.ndarray:
     """Probabilities [N] of drawing each of N examples, proportional to weight ** scale (RL4LMs' PrioritySampler).
 
-    Example:
-        >>> priorities([1, 2, 4], 0.5).round(4).tolist()
-        [0.2265, 0.3204, 0.4531]
-    """
+    Example: priorities([1, 2, 4], 0.5).round(4).tolist() -> [0.2265, 0.3204, 0.4531]"""
     raised = np.asarray(weights, dtype=np.float64) ** scale
     return raised / raised.sum()

@@ -73,10 +73,7 @@ def xsum(
 def first_words(text: str, count: int) -> str:
     """The first `count` words of a text, with the white space between them unchanged.
 
-    Example:
-        >>> first_words("Two  women\\nmeet again.", 3)
-        'Two  women\\nmeet'
-    """
+    Example: first_words("Two  women\\nmeet again.", 3) -> 'Two  women\\nmeet'"""
     parts = text.split(maxsplit=count)
     return text if len(parts) <= count else text[: -len(parts[-1])].rstrip()
 

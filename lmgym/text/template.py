@@ -51,9 +51,10 @@ NO_TOOLS = (
 
 def ignores_tools(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None) -> bool:
     """True if the template is given `tools`, by its arguments or beside a message, and writes the same without them."""
-    *bare, without = ({key: own for key, own in one.items() if key != "tools"} for one in (*messages, template or {}))
-    if not any(one.get("tools") for one in (*messages, template or {})):
+    every: list[Mapping[str, Any]] = [*messages, template or {}]
+    if not any(tree.get("tools") for tree in every):
         return False
+    *bare, without = ({key: value for key, value in tree.items() if key != "tools"} for tree in every)
     return template_pieces(tokenizer, messages, template) == template_pieces(tokenizer, bare, without)
 
 

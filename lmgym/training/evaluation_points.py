@@ -13,7 +13,7 @@ from lmgym.envs.vector import Envs
 from lmgym.logs.console import Sample
 from lmgym.logs.formatting import json_text
 from lmgym.logs.plots.calibration import calibration_plot
-from lmgym.logs.plots.figures import training_plot
+from lmgym.logs.plots.training import training_plot
 from lmgym.logs.records import rollout_record
 from lmgym.models import copies
 from lmgym.models.policy import Policy

@@ -14,7 +14,7 @@ from lmgym.config.yaml import write_yaml
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.redacted import redacted
-from lmgym.logs.writer import read_records
+from lmgym.logs.records import read_records
 from lmgym.models import export as files
 from lmgym.models.bf16_files import round_files
 from lmgym.models.builtin import is_builtin

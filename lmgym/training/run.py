@@ -27,8 +27,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import Ranks
 from lmgym.inference.base import Engine
 from lmgym.logs.console import Console
+from lmgym.logs.records import at_once
 from lmgym.logs.traces.folder import TraceFolder
-from lmgym.logs.writer import Writer, at_once, disk_errors, make_folder
+from lmgym.logs.writer import Writer, disk_errors, make_folder
 from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
 from lmgym.training.callbacks import Callbacks

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmgym.core.errors import describe
-from lmgym.logs.doctor.examine import LIVE
 from lmgym.logs.doctor.facts import answer_of_episode
+from lmgym.logs.doctor.rules import LIVE
 from lmgym.logs.records import environment_numbers
 from lmgym.training.stage import StageRun
 from lmgym.types import Episode

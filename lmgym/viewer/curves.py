@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.records import rename_record
-from lmgym.logs.writer import METRICS, StepClock
+from lmgym.logs.records import METRICS, StepClock, rename_record
 from lmgym.viewer.rollouts import add_problem, no_record, place_of
 from lmgym.viewer.tail import Tail, inside
 

@@ -5,7 +5,7 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import read_text
 from lmgym.logs.doctor.examine import examine
-from lmgym.logs.writer import METRICS, ROLLOUTS
+from lmgym.logs.records import METRICS, ROLLOUTS
 from lmgym.viewer.curves import ENDS, Table
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.tail import inside

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import open_regular
-from lmgym.logs.records import rename_record
+from lmgym.logs.records import ROLLOUTS, TIMINGS, rename_record
 from lmgym.logs.timings import PARTS
-from lmgym.logs.writer import ROLLOUTS, TIMINGS
 from lmgym.viewer.tail import Tail, inside
 
 # The keys that every record begins with (training/loop.py): read without the rest of a line, which may be long.

@@ -11,10 +11,10 @@ from typing import Any
 
 from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
+from lmgym.logs.records import METRICS, ROLLOUTS, TIMINGS
 from lmgym.logs.traces import trace as traces
 from lmgym.logs.traces.files import TRACES, pack_name, shard_name
 from lmgym.logs.traces.trace import TraceEpisode, TraceStep
-from lmgym.logs.writer import METRICS, ROLLOUTS, TIMINGS
 from lmgym.viewer.curves import Curves, check_is_run
 from lmgym.viewer.episodes import episode_of_record
 from lmgym.viewer.rollouts import Moment, Rollouts

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from lmgym.core.errors import LmgymError
+from lmgym.logs.records import ROLLOUTS, TIMINGS
 from lmgym.logs.timings import timing_columns
 from lmgym.logs.traces import trace as traces
 from lmgym.logs.traces.files import EPISODES, TRACES, open_shard, read_member
-from lmgym.logs.writer import ROLLOUTS, TIMINGS
 from lmgym.processes.pool import Failure, ProcessPool
 from lmgym.viewer.episodes import episode_of_record, turn_texts
 from lmgym.viewer.rollouts import Moment, read_spans

@@ -10,8 +10,7 @@ import numpy as np
 from lmgym.core.errors import LmgymError
 from lmgym.logs.timings import PARTS, timing_columns, timing_of
 from lmgym.logs.traces.trace import TraceEpisode, TraceStep
-from lmgym.viewer.episodes import episode_of_record, mean_advantage, row_tree, turn_texts
-from lmgym.viewer.explain import explanation
+from lmgym.viewer.episodes import episode_of_record, explanation, mean_advantage, row_tree, turn_texts
 from lmgym.viewer.rollouts import Moment
 from lmgym.viewer.runs import RunRecords
 

@@ -1,5 +1,6 @@
 """Configurations of TRL, open-r1, verl, OpenRLHF and NeMo RL: read as text, every key taken over or named."""
 
+import ast
 import json
 import random
 import re
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from lmgym.cli.main import main
 from lmgym.compat.settings.files import SYSTEMS, TABLES, converted
-from lmgym.compat.settings.read import Code, read, scalar
+from lmgym.compat.settings.read import Code, read, scalar, value_of
 from lmgym.compat.settings.recipe import HOW
 from lmgym.compat.settings.shell import Script
 from lmgym.config.schema import Config, Stage
@@ -264,6 +265,13 @@ def test_lines_of_words() -> None:
     assert [(word.text, word.line) for word in Script(script).commands[-1]] == [
         ("run", 8), ("--a", 2), ("1", 2), ("x.y", 5), ("--b", 6), ("2", 6)
     ]  # fmt: skip
+
+
+def test_sums_of_a_script_are_those_of_python() -> None:
+    texts = ("7 // 2", "7 / 2", "7 - 2", "2 * size + 1", "'a' + 'b'", "7 // 0", "size - other", "2 ** 3")
+    values = [value_of(ast.parse(text, mode="eval").body, {"size": 3}) for text in texts]
+    assert values == [3, 3.5, 5, 7, "ab", "7 // 0", "size - other", "2 ** 3"]
+    assert [isinstance(value, Code) for value in values] == [False] * 5 + [True] * 3
 
 
 def test_scalars() -> None:

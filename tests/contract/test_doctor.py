@@ -22,10 +22,11 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import Ranks
 from lmgym.logs.console import Console
 from lmgym.logs.doctor import examine as doctor
-from lmgym.logs.doctor.examine import LIVE, RULES, Diagnosis, Rule, Watch, examine
+from lmgym.logs.doctor.examine import Diagnosis, Watch, examine
 from lmgym.logs.doctor.facts import Answer, Facts, facts_of
 from lmgym.logs.doctor.history import WINDOW, History, Sign, errors_apart
 from lmgym.logs.doctor.report import report
+from lmgym.logs.doctor.rules import LIVE, RULES, Rule
 from lmgym.logs.doctor.rules_policy import SEEN
 from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.rewards.base import linear_time

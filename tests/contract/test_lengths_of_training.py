@@ -13,7 +13,7 @@ import yaml
 from lmgym.cli.main import main
 from lmgym.config.build import build_config, load_config
 from lmgym.core.errors import LmgymError
-from lmgym.logs.writer import read_records
+from lmgym.logs.records import read_records
 from lmgym.tasks.base import load_task
 from lmgym.training.setup import load_data
 from lmgym.updates.optimizer import OptimizerSection

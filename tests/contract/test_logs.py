@@ -24,17 +24,11 @@ from lmgym.core.visible import visible
 from lmgym.inference.base import Sampling
 from lmgym.logs.console import Console, Pace, Sample
 from lmgym.logs.formatting import duration, shorten, status, table_lines
-from lmgym.logs.plots.figures import (
-    LONGEST_TEXT,
-    Records,
-    mean_and_interval,
-    panels,
-    plot_text,
-    running_mean,
-    training_plot,
-)
+from lmgym.logs.plots.figures import LONGEST_TEXT, mean_and_interval, plot_text, running_mean
+from lmgym.logs.plots.training import Records, panels, training_plot
+from lmgym.logs.records import StepClock, read_records
 from lmgym.logs.rewind import rewind
-from lmgym.logs.writer import StepClock, Writer, read_records
+from lmgym.logs.writer import Writer
 from lmgym.stats.intervals import Interval, share_interval
 from tests import runs
 from tests.failing_calls import FailingCalls

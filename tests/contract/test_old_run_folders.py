@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lmgym.cli.main import main
-from lmgym.logs.plots.figures import training_plot
-from lmgym.logs.writer import read_records
+from lmgym.logs.plots.training import training_plot
+from lmgym.logs.records import read_records
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 

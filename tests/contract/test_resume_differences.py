@@ -18,7 +18,7 @@ from lmgym.cli.main import main
 from lmgym.config.build import section_of
 from lmgym.config.schema import STAGE_KEYS, Config, Stage
 from lmgym.core.validation import field_hints
-from lmgym.logs.writer import read_records
+from lmgym.logs.records import read_records
 from lmgym.training.checkpoints import manifest
 from lmgym.training.resuming.fingerprint import checksum, data_digest
 from lmgym.training.resuming.verdicts import verdict_of

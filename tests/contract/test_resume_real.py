@@ -13,7 +13,7 @@ from lmgym.cli.main import main
 from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.logs.console import Console
-from lmgym.logs.writer import read_records
+from lmgym.logs.records import read_records
 from lmgym.training.checkpoints import manifest
 from lmgym.training.loop import evaluate_before, finish, stages_left
 from lmgym.training.resuming import contents

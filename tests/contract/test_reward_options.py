@@ -14,12 +14,13 @@ from lmgym.envs.base import Step
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.load import PolicySection, load_policy
+from lmgym.processes.pool import ProcessPool
 from lmgym.rewards.base import call_reward, check_examples, episodes
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.running import parallel
-from lmgym.rewards.streaming import background_scoring
 from lmgym.rewards.views import without_thinking
+from lmgym.rollouts.play import background_scoring
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import apply_rewards, collect
 from lmgym.training.setup import held_out_rewards
@@ -299,13 +300,13 @@ def test_answers_are_scored_while_others_are_sampled(monkeypatch: pytest.MonkeyP
     prompts = [(n // 4, Example(f"x/{n // 4}", f"{n // 4} cats: ", ("the cat sat",))) for n in range(24)]
     sampling = Sampling(max_new_tokens=24, stop_ids=tuple(range(60, 90)))
     asked: list[list[Any]] = []
-    real = parallel._map
+    real = ProcessPool.map
 
-    def counted(*given: Any) -> list[Any]:
-        asked.extend(row for piece in given[3] for row in piece)
-        return real(*given)
+    def counted(pool: ProcessPool, items: list[Any], seconds: float, by_clock: bool = False) -> list[Any]:
+        asked.extend(row for item in items for row in item["rows"])
+        return real(pool, items, seconds, by_clock)
 
-    monkeypatch.setattr(parallel, "_map", counted)
+    monkeypatch.setattr(ProcessPool, "map", counted)
     told: list[tuple[str, int]] = []
     rewards = build_rewards({"chrf": {"strip_thinking": True, "parallel": {"processes": 2}}, "length": {"target": 3}})
     begin = background_scoring(rewards)

@@ -19,8 +19,9 @@ import yaml
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
+from lmgym.logs.records import read_records
 from lmgym.logs.sinks import Row, Sink, answer_rows, by_stage, code_block
-from lmgym.logs.writer import Writer, read_records
+from lmgym.logs.writer import Writer
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 

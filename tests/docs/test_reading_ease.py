@@ -19,7 +19,7 @@ ENOUGH = 100  # words
 
 
 def prose(text: str) -> str:
-    """The sentences of a page: no front matter, headings, tables, code, formulas or HTML; of a link its words.
+    """The sentences of a page: no front matter, headings, tables, blocks of code or formulas, HTML.
 
     Example: prose("# A\\n\\nSee [this](x.md) `key`.\\n\\n    code") -> "See this key."
     """
@@ -48,7 +48,7 @@ def syllables(word: str) -> int:
 def reading_ease(text: str) -> tuple[float, int]:
     """Flesch's figure of a page, and its number of words."""
     said = prose(text)
-    words = re.findall(r"[A-Za-z][A-Za-z']*", said)
+    words = re.findall(r"[A-Za-z][A-Za-z'\u2019]*", said)
     sentences = [one for one in re.split(r"[.!?](?:\s|$)", said) if re.search("[A-Za-z]{2}", one)]
     if not words:
         return 100.0, 0

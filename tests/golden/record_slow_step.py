@@ -16,7 +16,7 @@ from pathlib import Path
 from lmgym.config.build import build_config
 from lmgym.core.registry import register
 from lmgym.logs.console import Console
-from lmgym.logs.writer import read_records
+from lmgym.logs.records import read_records
 from lmgym.rewards.base import linear_time
 from lmgym.training.loop import train
 from lmgym.types import Example

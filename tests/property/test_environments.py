@@ -23,8 +23,8 @@ from lmgym.envs.placement import unguarded_sentence
 from lmgym.envs.vector import LONGEST_OBSERVATION, EnvFailure, InProcess, Opening, check_step, opening_of
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.logs.records import episode_metrics, rollout_record
-from lmgym.logs.writer import Writer, read_records
+from lmgym.logs.records import episode_metrics, read_records, rollout_record
+from lmgym.logs.writer import Writer
 from lmgym.models.policy import Policy
 from lmgym.rollouts.evaluate import measured, noted
 from lmgym.rollouts.rollout import Actor, collect, demonstrate

@@ -119,7 +119,7 @@ def run(kind: str, workers: int, folder: Path) -> None:
 
 def check(kind: str, workers: int) -> str:
     """What is wrong with the end of such a run; empty if nothing is."""
-    from lmgym.logs.writer import read_records
+    from lmgym.logs.records import read_records
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"

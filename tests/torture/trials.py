@@ -29,7 +29,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.visible import visible
 from lmgym.experiments.sweep import plan
 from lmgym.logs.console import Console
-from lmgym.logs.plots.figures import training_plot
+from lmgym.logs.plots.training import training_plot
 from lmgym.models.builtin import byte_tokenizer
 from lmgym.tasks.base import MissingSplit, load_task
 from lmgym.text.chat import prompt_ids

@@ -19,7 +19,7 @@ from lmgym.core import registry
 from lmgym.functional.reductions import tokens_of_episode, totals, weights
 from lmgym.logs.traces.trace import TraceEpisode, TraceRow, TraceStep, TraceTurn, read_episode, read_step
 from lmgym.updates.pushes import pushes
-from lmgym.viewer.explain import explanation
+from lmgym.viewer.episodes import explanation
 from lmgym.viewer.rollouts import Moment
 from lmgym.viewer.runs import open_runs
 from lmgym.viewer.screens import answer_screen

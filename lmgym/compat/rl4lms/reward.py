@@ -31,29 +31,12 @@ class Observation:
     prompt_ids: tuple[int, ...]
     context_ids: tuple[int, ...]
 
-    @property
-    def prompt_or_input_encoded_pt(self) -> Any:
-        return _row(self.prompt_ids)
-
-    @property
-    def prompt_or_input_attention_mask_pt(self) -> Any:
-        return _row([1] * len(self.prompt_ids))
-
-    @property
-    def context_encoded_pt(self) -> Any:
-        return _row(self.context_ids)
-
-    @property
-    def context_attention_mask_pt(self) -> Any:
-        return _row([1] * len(self.context_ids))
-
-    @property
-    def input_encoded_pt(self) -> Any:
-        return _row(self.prompt_ids + self.context_ids)
-
-    @property
-    def input_attention_mask_pt(self) -> Any:
-        return _row([1] * len(self.prompt_ids + self.context_ids))
+    prompt_or_input_encoded_pt = property(lambda self: _row(self.prompt_ids))
+    prompt_or_input_attention_mask_pt = property(lambda self: _row([1] * len(self.prompt_ids)))
+    context_encoded_pt = property(lambda self: _row(self.context_ids))
+    context_attention_mask_pt = property(lambda self: _row([1] * len(self.context_ids)))
+    input_encoded_pt = property(lambda self: _row(self.prompt_ids + self.context_ids))
+    input_attention_mask_pt = property(lambda self: _row([1] * len(self.prompt_ids + self.context_ids)))
 
 
 class RewardFunction(ABC):

@@ -4,19 +4,21 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from lmgym.compat.settings.shell import Script, Word
+from lmgym.compat.settings.shell import SUMS, Script, Word
 from lmgym.config.yaml import LONGEST_RECIPE, load_yaml
 from lmgym.core.errors import LmgymError, reason
 from lmgym.core.files import read_text
 
 HYDRA = re.compile(r"[+~]{0,2}([A-Za-z_][\w.@/-]*)=(.*)", re.S)
 PROGRAM = re.compile(r"(.*\.py|-m|--module|trl)")
+PLAIN = {"true": True, "false": False, "null": None, "none": None, "": None}
 ARGS = re.compile(r"\w*args\.\w+$")  # of a command line
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout"}
 
@@ -100,20 +102,14 @@ def scalar(text: Any) -> Any:
         return [scalar(one) for one in text]
     if not isinstance(text, str) or isinstance(text, Code):
         return text
-    plain = {"true": True, "false": False, "null": None, "none": None, "": None}
-    if text.strip().lower() in plain:
-        return plain[text.strip().lower()]
+    if (word := text.strip().lower()) in PLAIN:
+        return PLAIN[word]
     for kind in (int, float) if len(text) < 40 else ():
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            pass
     if text[:1] in "[{(" and text[-1:] in "]})":
-        try:
-            inner = load_yaml(text if text[0] != "(" else f"[{text[1:-1]}]")
-        except (yaml.YAMLError, ValueError, RecursionError):
-            return text
-        return scalar(inner) if isinstance(inner, list) else inner
+        with suppress(yaml.YAMLError, ValueError, RecursionError):
+            return scalar(load_yaml(text if text[0] != "(" else f"[{text[1:-1]}]"))
     return text
 
 
@@ -159,7 +155,7 @@ def _lines(node: Any, prefix: str) -> Iterator[tuple[str, int]]:
 def _shell(text: str, path: Path, first: int = 1, examples: bool = False) -> Settings:
     """Keys of the command that has the most of them, or of the first of `examples`: a.b=v, --flag v, --config FILE."""
     script = Script(text, first=first)
-    found = [settings for words in script.commands if len((settings := _command(words)).given) > 0]
+    found = [settings for words in script.commands if (settings := _command(words)).given]
     several = [one for one in found if len(one.given) > 3][:1] if examples else []
     settings = max(several or found, key=lambda one: len(one.given), default=Settings())
     config = settings.given.get("config") or settings.given.get("config_file_of_run")
@@ -232,14 +228,13 @@ def _python(text: str, path: Path) -> Settings:
     for doc in [one for one in tree.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)]:
         source = "\n".join(text.splitlines()[doc.lineno - 1 : doc.end_lineno]).strip("r\"'\n")
         asked = _shell(re.sub(r"```\w*", "", source), path, doc.lineno + 1, examples=True)
-        if not asked.given:
-            continue
-        plain = {key: setting for key, setting in settings.given.items() if not isinstance(setting.value, Code)}
-        settings.given = {**settings.given, **asked.given, **plain}
-        settings.notes.append("settings of the command line are those of the command in the script's own text")
-    settings.given = {
-        k: s for k, s in settings.given.items() if not (isinstance(s.value, Code) and ARGS.match(s.value))
-    }
+        if asked.given:
+            plain = {key: setting for key, setting in settings.given.items() if not isinstance(setting.value, Code)}
+            settings.given |= asked.given | plain
+            settings.notes.append("settings of the command line are those of the command in the script's own text")
+    for key, (value, _) in list(settings.given.items()):
+        if isinstance(value, Code) and ARGS.match(value):
+            del settings.given[key]
     return settings
 
 
@@ -248,7 +243,7 @@ def _call(node: ast.Call, names: Mapping[str, Any], settings: Settings) -> None:
     name = ast.unparse(node.func).rpartition(".")[2]
     given = {word.arg: word.value for word in node.keywords if word.arg}
     positional = {"load_dataset": ["dataset_name", "dataset_config"], "from_pretrained": ["model_name_or_path"]}
-    if name in ("load_dataset", "from_pretrained"):
+    if name in positional:
         given = {**dict(zip(positional[name], node.args, strict=False)), **given}
         renamed = {"model_name": "model_name_or_path", "split": "dataset_split", "name": "dataset_config"}
         given = {renamed.get(key, key): value for key, value in given.items()}
@@ -256,11 +251,10 @@ def _call(node: ast.Call, names: Mapping[str, Any], settings: Settings) -> None:
             return
     elif name in ("LoraConfig", "get_peft_model"):
         given = {LORA.get(key, key): value for key, value in given.items()}
-    elif name.endswith("Trainer"):
-        settings.program = name
-    elif not re.search(r"(Config|Arguments)$", name):
+    elif not name.endswith(("Trainer", "Config", "Arguments")):
         return
-    if name.endswith(("Config", "Arguments")) and not settings.program.endswith("Trainer"):
+    configures = name.endswith(("Config", "Arguments")) and not settings.program.endswith("Trainer")
+    if configures or name.endswith("Trainer"):
         settings.program = name
     for key, value in given.items():
         text = value_of(value, names)
@@ -292,18 +286,15 @@ def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words):
             return {str(word.arg): value_of(word.value, names) for word in words}
         case ast.BoolOp(values=parts):  # `args.x or 8`
-            return next(
-                (one for part in parts if not isinstance(one := value_of(part, names), Code)), Code(ast.unparse(node))
-            )
+            known = (value_of(part, names) for part in parts)
+            return next((value for value in known if not isinstance(value, Code)), Code(ast.unparse(node)))
         case ast.UnaryOp(op=ast.USub(), operand=inner) if isinstance(one := value_of(inner, names), int | float):
             return -one
-        case ast.BinOp(
-            left=left, op=ast.Mult() | ast.Div() | ast.Add() | ast.FloorDiv() | ast.Sub() as how, right=right
-        ):
+        case ast.BinOp(left=left, op=how, right=right) if type(how) in SUMS:
             a, b = value_of(left, names), value_of(right, names)
-            numbers = isinstance(a, int | float) and isinstance(b, int | float) and abs(a) < 1e15 and abs(b) < 1e15
+            numbers = all(isinstance(one, int | float) and abs(one) < 1e15 for one in (a, b))
             if numbers and (b or not isinstance(how, ast.Div | ast.FloorDiv)):
-                return {"Mult": a * b, "Add": a + b, "Sub": a - b}.get(type(how).__name__, a / b if b else 0)
-            if isinstance(how, ast.Add) and isinstance(a, str) and isinstance(b, str) and not isinstance(a + b, Code):
-                return Code(ast.unparse(node)) if isinstance(a, Code) or isinstance(b, Code) else a + b
+                return SUMS[type(how)](a, b)
+            if isinstance(how, ast.Add) and type(a) is type(b) is str:
+                return a + b
     return Code(ast.unparse(node))

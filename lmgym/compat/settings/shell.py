@@ -4,13 +4,19 @@ import ast
 import operator
 import re
 from bisect import bisect
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from lmgym.core.errors import LmgymError
 
 LONGEST = 2**17  # characters of a value; variables may stand in each other
-SUMS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+SUMS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
 KEYWORDS = {"then", "do", "else", "export", "readonly", "local", "declare", "{", "!", "exec"}
 DEPTH = {"if": 1, "case": 1, "for": 1, "while": 1, "until": 1, "fi": -1, "esac": -1, "done": -1}
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")

@@ -90,10 +90,7 @@ def schema(function: Callable[..., Any]) -> dict[str, Any]:
     its section `Args:` describes the parameters. A parameter of type Example is left out: the environment gives it.
     Raises LmgymError for anything else.
 
-    Example:
-        >>> schema(python)["function"]["parameters"]["required"]
-        ['code']
-    """
+    Example: schema(python)["function"]["parameters"]["required"] -> ['code']"""
     where = f"tool '{getattr(function, '__name__', function)}'"
     description, documented = _docstring(inspect.getdoc(function) or "")
     if not description:
@@ -175,10 +172,7 @@ def cut(text: str, most: int) -> str:
     """The text; if it is longer than `most` characters, its beginning and its end with a note between them. Half
     surrogates, which no tokenizer accepts, become question marks.
 
-    Example:
-        >>> cut("0123456789" * 100, 60)
-        '01234567\\n[... 984 of 1000 characters left out ...]\\n23456789'
-    """
+    Example: cut("0123456789" * 100, 60) -> '01234567\\n[... 984 of 1000 characters left out ...]\\n23456789'"""
     if len(text) > most:
         note = f"\n[... {len(text)} of {len(text)} characters left out ...]\n"
         kept = max(most - len(note), 0)

@@ -50,15 +50,12 @@ def entropy_collapse(history: History) -> Sign | None:
     if history.gained and not alike:
         return None
     also = "nearly all answers to a prompt are alike" if history.gained else "the reward has not risen with it"
-    return Sign(
-        "severe",
-        f"the entropy has fallen from {max(first):.3g} to {mean(recent):.3g} nats per token, and {also}",
+    what = f"the entropy has fallen from {max(first):.3g} to {mean(recent):.3g} nats per token, and {also}"
+    remedy = (
         "lower optimizer.learning_rate, raise algorithm.group_size, or set algorithm.entropy_coefficient to 0.001 to "
-        "0.01",
-        "entropy",
-        mean(recent),
-        ENTROPY_LEFT * max(first),
+        "0.01"
     )
+    return Sign("severe", what, remedy, "entropy", mean(recent), ENTROPY_LEFT * max(first))
 
 
 def entropy_growth(history: History) -> Sign | None:
@@ -69,15 +66,12 @@ def entropy_growth(history: History) -> Sign | None:
     limit = max(ENTROPY_GROWTH * mean(first), mean(first) + MORE_ENTROPY)
     if mean(recent) < limit:
         return None
-    return Sign(
-        "moderate",
+    what = (
         f"the entropy has grown from {mean(first):.3g} to {mean(recent):.3g} nats per token, and the reward has not "
-        "risen with it",
-        "lower algorithm.entropy_coefficient or optimizer.learning_rate",
-        "entropy",
-        mean(recent),
-        limit,
+        "risen with it"
     )
+    remedy = "lower algorithm.entropy_coefficient or optimizer.learning_rate"
+    return Sign("moderate", what, remedy, "entropy", mean(recent), limit)
 
 
 def kl_blow_up(history: History) -> Sign | None:
@@ -89,15 +83,11 @@ def kl_blow_up(history: History) -> Sign | None:
     paid = rose(history.middle("reward"), history.recent("reward")) if doubled else True
     if history.gained and paid:
         return None
-    return Sign(
-        "severe",
-        f"the policy is {mean(recent):.3g} nats per token away from its reference, and the reward has not risen with "
-        "it",
-        "raise algorithm.kl_coefficient (or set an algorithm.kl_target), or lower optimizer.learning_rate",
-        "kl/reference",
-        mean(recent),
-        KL_FAR,
+    what = (
+        f"the policy is {mean(recent):.3g} nats per token away from its reference, and the reward has not risen with it"
     )
+    remedy = "raise algorithm.kl_coefficient (or set an algorithm.kl_target), or lower optimizer.learning_rate"
+    return Sign("severe", what, remedy, "kl/reference", mean(recent), KL_FAR)
 
 
 def sampler_gap(history: History) -> Sign | None:
@@ -105,14 +95,13 @@ def sampler_gap(history: History) -> Sign | None:
     recent, limit = history.recent("sampler_logprob_gap"), history.facts.gap_limit
     if not recent or limit is None or mean(recent) <= limit:
         return None
-    return Sign(
-        "severe" if mean(recent) > 10 * limit else "moderate",
+    what = (
         f"sampled and trained log-probabilities differ by {mean(recent):.3g} nats per token, and ratios are off by as "
-        "much",
-        "set policy.compute: float32 or policy.path: plain, or algorithm.correction: truncated",
-        "sampler_logprob_gap",
-        mean(recent),
-        limit,
+        "much"
+    )
+    remedy = "set policy.compute: float32 or policy.path: plain, or algorithm.correction: truncated"
+    return Sign(
+        "severe" if mean(recent) > 10 * limit else "moderate", what, remedy, "sampler_logprob_gap", mean(recent), limit
     )
 
 
@@ -123,11 +112,14 @@ def dead_critic(history: History) -> Sign | None:
         return None
     worse = "less than a constant would" if median(recent) < -EXPLAINED else "as much as a constant does"
     unmoved = not any(recent)  # a value function that learns anything is never exactly as good as a constant
+    what = (
+        f"after {len(history)} steps the value function explains {median(recent):.3g} of the returns' variance, {worse}"
+    )
+    remedy = "raise optimizer.critic_learning_rate or algorithm.value_coefficient, or set policy.critic: separate"
     return Sign(
         "moderate" if median(recent) < HARMFUL or unmoved else "minor",
-        f"after {len(history)} steps the value function explains {median(recent):.3g} of the returns' variance, "
-        f"{worse}",
-        "raise optimizer.critic_learning_rate or algorithm.value_coefficient, or set policy.critic: separate",
+        what,
+        remedy,
         "value/explained_variance",
         median(recent),
         EXPLAINED,
@@ -178,14 +170,12 @@ def learning_rate_too_low(history: History) -> Sign | None:
     if not (signal and away < AWAY and (frozen or (max(apart) < 2 and max(changes) < STILL))):
         return None
     (reward, newest), (entropy, present), _ = ((mean(first), mean(recent)) for first, recent in windows)
-    return Sign(
-        "moderate",
+    what = (
         f"after {len(history)} steps nothing has moved: the reward went from {reward:.3g} to {newest:.3g}, the entropy "
-        f"from {entropy:.3g} to {present:.3g}",
-        "raise optimizer.learning_rate 3 to 10 times (with LoRA it is usually higher than without)",
-        "reward",
-        newest,
+        f"from {entropy:.3g} to {present:.3g}"
     )
+    remedy = "raise optimizer.learning_rate 3 to 10 times (with LoRA it is usually higher than without)"
+    return Sign("moderate", what, remedy, "reward", newest)
 
 
 def unseen_updates(history: History) -> Sign | None:
@@ -193,14 +183,9 @@ def unseen_updates(history: History) -> Sign | None:
     seen = history.recent("weights/seen")
     if not seen or mean(seen) >= SEEN or history.solved:
         return None
-    return Sign(
-        "moderate",
-        f"{mean(seen):.0%} of the last updates was visible to a forward pass: bf16 rounds the rest of it away",
-        "policy.rounding: stochastic, policy.compute: float32, or a higher optimizer.learning_rate",
-        "weights/seen",
-        mean(seen),
-        SEEN,
-    )
+    what = f"{mean(seen):.0%} of the last updates was visible to a forward pass: bf16 rounds the rest of it away"
+    remedy = "policy.rounding: stochastic, policy.compute: float32, or a higher optimizer.learning_rate"
+    return Sign("moderate", what, remedy, "weights/seen", mean(seen), SEEN)
 
 
 def stale_rollouts(history: History) -> Sign | None:
@@ -208,15 +193,12 @@ def stale_rollouts(history: History) -> Sign | None:
     lag, gap = history.recent("version_lag"), history.recent("sampler_logprob_gap")
     if not (lag and gap) or mean(lag) <= STALE or mean(gap) < APART:
         return None
-    return Sign(
-        "moderate",
+    what = (
         f"the answers of a batch are {mean(lag):.2g} updates old on average, and the policy has moved {mean(gap):.2g} "
-        "nats per token since",
-        "lower algorithm.max_age or algorithm.replayed, or optimizer.learning_rate",
-        "version_lag",
-        mean(lag),
-        STALE,
+        "nats per token since"
     )
+    remedy = "lower algorithm.max_age or algorithm.replayed, or optimizer.learning_rate"
+    return Sign("moderate", what, remedy, "version_lag", mean(lag), STALE)
 
 
 def slow_part(history: History) -> Sign | None:
@@ -244,10 +226,12 @@ def environment_errors(history: History) -> Sign | None:
     if not column or len(column) < len(history):  # the newest step has none
         return None
     share = column[-1]
+    what = f"{share:.0%} of a step's episodes ended because their environment failed, and do not train"
+    remedy = "read the warning of that step, try `lmgym.check_env`, or raise env.seconds"
     return Sign(
         "severe" if share >= MANY_ERRORS else "moderate" if share >= SOME_ERRORS else "minor",
-        f"{share:.0%} of a step's episodes ended because their environment failed, and do not train",
-        "read the warning of that step, try `lmgym.check_env`, or raise env.seconds",
+        what,
+        remedy,
         "environment_errors",
         share,
         steps=1,
@@ -260,11 +244,9 @@ def invalid_actions(history: History) -> Sign | None:
     recent = history.recent("environment/invalid")
     if not recent or min(recent) < 1:
         return None
-    return Sign(
-        "severe",
-        f"not one answer of {len(recent)} steps was a valid action of the environment",
+    what = f"not one answer of {len(recent)} steps was a valid action of the environment"
+    remedy = (
         "`lmgym check` shows an answer and why it is no action; say the form of an action in the prompt or the system "
-        "prompt, begin with a supervised stage, or mend the agent's extract_action",
-        "environment/invalid",
-        1.0,
+        "prompt, begin with a supervised stage, or mend the agent's extract_action"
     )
+    return Sign("severe", what, remedy, "environment/invalid", 1.0)

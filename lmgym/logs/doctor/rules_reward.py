@@ -47,15 +47,12 @@ def reward_collapse(history: History) -> Sign | None:
         return None
     if best - mean(recent) < LOST * (high - low):
         return None
-    return Sign(
-        "severe",
-        f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} {when}",
+    what = f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} {when}"
+    remedy = (
         "begin anew from a checkpoint before it (policy.model) with a lower optimizer.learning_rate or "
-        "algorithm.entropy_coefficient; checkpoint.keep keeps more of them",
-        "reward",
-        mean(recent),
-        best - LOST * (high - low),
+        "algorithm.entropy_coefficient; checkpoint.keep keeps more of them"
     )
+    return Sign("severe", what, remedy, "reward", mean(recent), best - LOST * (high - low))
 
 
 def overfitting(history: History) -> Sign | None:
@@ -71,15 +68,12 @@ def overfitting(history: History) -> Sign | None:
     falls = after[2] < before[1] and mean(now) >= mean(then)
     if not (lags or falls) or mean(now) <= after[2]:
         return None
-    return Sign(
-        "severe",
+    what = (
         f"the training reward went from {mean(then):.3g} to {mean(now):.3g}, the held-out reward from "
-        f"{before[0]:.3g} to {after[0]:.3g}",
-        "train on more or other prompts (task), for fewer steps, or with early_stop on a held-out metric",
-        "reward",
-        after[0],
-        held_out=True,
+        f"{before[0]:.3g} to {after[0]:.3g}"
     )
+    remedy = "train on more or other prompts (task), for fewer steps, or with early_stop on a held-out metric"
+    return Sign("severe", what, remedy, "reward", after[0], held_out=True)
 
 
 def reward_hacking(history: History) -> Sign | None:
@@ -96,15 +90,12 @@ def reward_hacking(history: History) -> Sign | None:
     flat = share and gain is not None and after[2] - before[1] < FOLLOWS * gain < 1 - before[0]
     if not (lower or flat):
         return None
-    return Sign(
-        "severe" if lower else "moderate",
+    what = (
         f"the reward has risen, and the held-out metric {name}, which is no part of it, went from {before[0]:.3g} to "
-        f"{after[0]:.3g}: the reward may be gamed",
-        f"read the answers (rollouts.jsonl) and mend the function in rewards; early_stop on {name} ends such a run",
-        name,
-        after[0],
-        held_out=True,
+        f"{after[0]:.3g}: the reward may be gamed"
     )
+    remedy = f"read the answers (rollouts.jsonl) and mend the function in rewards; early_stop on {name} ends such a run"
+    return Sign("severe" if lower else "moderate", what, remedy, name, after[0], held_out=True)
 
 
 def repeated_phrases(history: History) -> Sign | None:
@@ -113,14 +104,9 @@ def repeated_phrases(history: History) -> Sign | None:
     if not (history.two_windows and recent) or mean(recent) < max(REPEATED, 2 * mean(first or [0.0])):
         return None
     before = f", {mean(first):.0%} in the first steps" if first else ""
-    return Sign(
-        "severe",
-        f"{mean(recent):.0%} of the runs of four tokens in an answer are repeats{before}",
-        "let rewards cost repetition (a metric such as distinct_2 shows it), or raise algorithm.kl_coefficient",
-        "repeated",
-        mean(recent),
-        REPEATED,
-    )
+    what = f"{mean(recent):.0%} of the runs of four tokens in an answer are repeats{before}"
+    remedy = "let rewards cost repetition (a metric such as distinct_2 shows it), or raise algorithm.kl_coefficient"
+    return Sign("severe", what, remedy, "repeated", mean(recent), REPEATED)
 
 
 def equal_groups(history: History) -> Sign | None:
@@ -128,11 +114,15 @@ def equal_groups(history: History) -> Sign | None:
     recent = history.recent("zero_variance_groups")
     if not recent or mean(recent) < EQUAL_GROUPS or history.solved:
         return None
+    what = f"{mean(recent):.0%} of the groups have equal scores, from which a group baseline learns nothing"
+    remedy = (
+        "choose easier or harder prompts (task), a finer reward, or a larger algorithm.group_size; with a base model, "
+        "begin with a supervised stage"
+    )
     return Sign(
         "severe" if mean(recent) >= NO_GROUPS else "moderate",
-        f"{mean(recent):.0%} of the groups have equal scores, from which a group baseline learns nothing",
-        "choose easier or harder prompts (task), a finer reward, or a larger algorithm.group_size; with a base model, "
-        "begin with a supervised stage",
+        what,
+        remedy,
         "zero_variance_groups",
         mean(recent),
         EQUAL_GROUPS,
@@ -152,15 +142,12 @@ def truncation(history: History) -> Sign | None:
     if not costs and (history.solved or len(set(history.recent("reward"))) != 1):
         return None
     why = f"and earn {mean(cut):.3g} on average, whole ones {mean(whole):.3g}" if costs else "and all earn the same"
-    return Sign(
-        "severe" if mean(recent) >= MOSTLY_CUT else "moderate",
-        f"{mean(recent):.0%} of the answers are cut off, {why}",
+    what = f"{mean(recent):.0%} of the answers are cut off, {why}"
+    remedy = (
         "raise sampling.max_new_tokens, or name what ends an answer in sampling.stop; with a base model, begin with a "
-        "supervised stage",
-        "truncated",
-        mean(recent),
-        CUT,
+        "supervised stage"
     )
+    return Sign("severe" if mean(recent) >= MOSTLY_CUT else "moderate", what, remedy, "truncated", mean(recent), CUT)
 
 
 def context_overflow(history: History) -> Sign | None:
@@ -168,15 +155,12 @@ def context_overflow(history: History) -> Sign | None:
     share = math.fsum(history.recent("truncated/context")) / WINDOW
     if share < CUT:
         return None
-    return Sign(
-        "severe" if share >= MOSTLY_CUT else "moderate",
-        f"{share:.0%} of the episodes are cut off where the model's context is full",
+    what = f"{share:.0%} of the episodes are cut off where the model's context is full"
+    remedy = (
         "lower env.max_turns or sampling.max_new_tokens, let the environment write less, or take a model with a longer "
-        "context",
-        "truncated/context",
-        share,
-        CUT,
+        "context"
     )
+    return Sign("severe" if share >= MOSTLY_CUT else "moderate", what, remedy, "truncated/context", share, CUT)
 
 
 def length_drift(history: History) -> Sign | None:
@@ -189,16 +173,13 @@ def length_drift(history: History) -> Sign | None:
     if 1 / DRIFT < factor < DRIFT or (history.gained and goal is None):
         return None
     longer, flat = factor > 1, goal.metric if goal else "the reward"
-    return Sign(
-        "moderate",
-        f"answers went from {mean(first):.3g} to {mean(recent):.3g} tokens, and {flat} has not risen with it",
+    what = f"answers went from {mean(first):.3g} to {mean(recent):.3g} tokens, and {flat} has not risen with it"
+    remedy = (
         "let length cost something (the reward overlong), or set algorithm.mask_truncated: true"
         if longer
-        else "lower the weight of what pays short answers (rewards), or set sampling.min_new_tokens",
-        "length/mean",
-        mean(recent),
-        mean(first) * (DRIFT if longer else 1 / DRIFT),
+        else "lower the weight of what pays short answers (rewards), or set sampling.min_new_tokens"
     )
+    return Sign("moderate", what, remedy, "length/mean", mean(recent), mean(first) * (DRIFT if longer else 1 / DRIFT))
 
 
 def one_component(history: History) -> Sign | None:
@@ -218,14 +199,12 @@ def one_component(history: History) -> Sign | None:
         if name == carrier or abs(weights[name]) < abs(weights[carrier]) or better >= 2 or not _has_room(history, name):
             continue
         before, after = (mean(window) for window in windows[name])
-        return Sign(
-            "moderate",
+        what = (
             f"the component {carrier} alone brings the gain in reward; {name}, of no less weight, went from "
-            f"{before:.3g} to {after:.3g}",
-            f"lower the weight of {carrier} in rewards (0 makes it a metric only), or make {name} easier to earn",
-            f"reward/{name}",
-            after,
+            f"{before:.3g} to {after:.3g}"
         )
+        remedy = f"lower the weight of {carrier} in rewards (0 makes it a metric only), or make {name} easier to earn"
+        return Sign("moderate", what, remedy, f"reward/{name}", after)
     return None
 
 

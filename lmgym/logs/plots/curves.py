@@ -21,7 +21,7 @@ from lmgym.logs.plots.figures import (
     points_with_intervals,
     running_mean,
 )
-from lmgym.logs.writer import read_records
+from lmgym.logs.records import read_records
 from lmgym.stats.intervals import student_t
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from lmgym.core.errors import LmgymError
 from lmgym.logs.plots.curves import COLOURS, Curve, mean_and_band
 from lmgym.logs.plots.figures import GREY, LONGEST_TEXT, figure_of, finite, floats, limit_y, plot_text, running_mean
-from lmgym.logs.writer import METRICS, Record, read_records
+from lmgym.logs.records import METRICS, Record, read_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

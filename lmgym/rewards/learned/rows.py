@@ -154,10 +154,8 @@ def spaced(tokenizer: Any, text: str) -> str:
 def _filler(scorer: Scorer) -> int:
     """The token of a row that would otherwise be empty."""
     tokenizer = scorer.tokenizer
-    for id in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
-        if id is not None:
-            return int(id)
-    return 0
+    known = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
+    return next((int(id) for id in known if id is not None), 0)
 
 
 def clean(text: str) -> str:

@@ -114,7 +114,7 @@ def in_parallel(
 
     def score(texts: Sequence[str], examples: Sequence[Example]) -> list[float]:
         rows = [[text, _example_json(example)] for text, example in zip(texts, examples, strict=True)]
-        # Some rows were scored while others were still sampled (see streaming.py); score the missing ones now.
+        # Some rows were scored while others were still sampled (see rollouts/play.py); score the missing ones now.
         known = scorer.finish()
         missing = [row for row in rows if json.dumps(row) not in known]
         known |= dict(zip(map(json.dumps, missing), ask(missing) if missing else [], strict=True))

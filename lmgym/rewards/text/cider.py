@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -108,14 +108,10 @@ def _scores(
 ) -> list[float]:
     if sigma <= 0:
         raise LmgymError(f"key 'rewards.cider.sigma' must be above 0, not {sigma}")
-    known: dict[str, Vectors] = {}  # the answers of a group have the same references
+    vectors = cache(lambda text: _vectors(text, tokens, idf))  # the answers of a group have the same references
     values = []
     for text, references in zip(texts, references_of("cider", examples), strict=True):
-        for reference in references:
-            if reference not in known:
-                known[reference] = _vectors(reference, tokens, idf)
-        vectors = _vectors(text, tokens, idf)
-        total = sum(_similarity(vectors, known[reference], sigma) for reference in references)
+        total = sum(_similarity(vectors(text), vectors(reference), sigma) for reference in references)
         values.append(min(10.0, 10.0 * total / len(references)))  # rounding may give a little more than 10
     return values
 

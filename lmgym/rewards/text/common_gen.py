@@ -44,10 +44,8 @@ def concept_coverage(texts: list[str], examples: list[Example]) -> list[float]:
     Raises LmgymError for an example without concepts.
 
     Example: concept_coverage(["Two dogs sat."], [example]) -> [0.5]  # concepts: dog, run"""
-    missing = _missing("concept_coverage", texts, examples)
-    return [
-        1.0 - len(absent) / len(example.meta["concepts"]) for absent, example in zip(missing, examples, strict=True)
-    ]
+    pairs = zip(_missing("concept_coverage", texts, examples), examples, strict=True)
+    return [1.0 - len(absent) / len(example.meta["concepts"]) for absent, example in pairs]
 
 
 @register("reward", "common_gen_preference")
@@ -73,8 +71,7 @@ def common_gen_preference(
 
     Example: common_gen_preference(texts, examples, preference="my_module:liked")  # METEOR 0.3, p 0.8, none missing
     -> [0.95]"""
-    function = registry.get("reward", preference)
-    preferences = function(texts, examples, **(preference_arguments or {}))
+    preferences = registry.get("reward", preference)(texts, examples, **(preference_arguments or {}))
     missing = _missing("common_gen_preference", texts, examples)
     meteors = (meteor if synonyms else meteor_stem)(texts, examples)
     return [
@@ -95,7 +92,6 @@ def _check_preference(examples: Sequence[Example], **arguments: Any) -> None:
 
 def _concepts(reward: str, examples: Sequence[Example]) -> list[Sequence[str]]:
     """The concepts of each example. Raises LmgymError for an example without any."""
-    rows: list[Sequence[str]] = []
     for example in examples:
         concepts = example.meta.get("concepts")
         if not isinstance(concepts, list | tuple) or not concepts or not all(isinstance(c, str) for c in concepts):
@@ -103,21 +99,18 @@ def _concepts(reward: str, examples: Sequence[Example]) -> list[Sequence[str]]:
                 f"reward '{reward}' needs meta['concepts'], a list of words, and that of example '{example.id}' is "
                 f"{concepts!r}"
             )
-        rows.append(concepts)
-    return rows
+    return [example.meta["concepts"] for example in examples]
 
 
 def _missing(reward: str, texts: Sequence[str], examples: Sequence[Example]) -> list[list[str]]:
     """The concepts that are not in each text."""
-    missing = []
-    for text, concepts in zip(texts, _concepts(reward, examples), strict=True):
-        present = set(_stems(text))
-        missing.append([concept for concept in concepts if not present.issuperset(_stems(concept))])
-    return missing
+    present = [_stems(text) for text in texts]
+    pairs = zip(present, _concepts(reward, examples), strict=True)
+    return [[concept for concept in concepts if not _stems(concept) <= stems] for stems, concepts in pairs]
 
 
-def _stems(text: str) -> list[str]:
-    return [stem(word) for word in WORD.findall(text.lower())]
+def _stems(text: str) -> set[str]:
+    return {stem(word) for word in WORD.findall(text.lower())}
 
 
 common_gen_repeat_penalty.check = reference_check("common_gen_repeat_penalty", read=_concepts)  # type: ignore[attr-defined]

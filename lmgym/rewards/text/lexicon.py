@@ -67,17 +67,13 @@ def _rated(text: str, path: Path) -> dict[str, float]:
 
 def _columns(text: str, path: Path) -> list[tuple[str, str]]:
     """The first two columns of each line that is not empty."""
-    rows = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        columns = line.strip().split("\t")
-        if columns == [""]:
-            continue
+    rows = {number: line.strip().split("\t") for number, line in enumerate(text.split("\n"), start=1) if line.strip()}
+    for number, columns in rows.items():
         if len(columns) < 2:
             raise LmgymError(
                 f"key 'rewards.vader.lexicon': line {number} of {path} has no tab; it must be word, tab, rating"
             )
-        rows.append((columns[0], columns[1]))
-    return rows
+    return [(columns[0], columns[1]) for columns in rows.values()]
 
 
 def _text(path: Path) -> str:

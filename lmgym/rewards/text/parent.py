@@ -104,11 +104,8 @@ def totto_tables(raw: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[tu
 def _parent(text: Words, reference: Words, table: Table, table_weight: float | None) -> dict[Part, float]:
     """Precision, recall and F1 of a text with one reference."""
     # 1. Precision and recall of the n-grams of each order.
-    precisions, recalls = [], []
-    for n in range(1, ORDER + 1):
-        in_text, in_reference = grams(text, n), grams(reference, n)
-        precisions.append(_gram_precision(in_text, in_reference, table))
-        recalls.append(_gram_recall(in_text, in_reference, table))
+    both = [(grams(text, n), grams(reference, n)) for n in range(1, ORDER + 1)]
+    precisions, recalls = ([measure(*pair, table) for pair in both] for measure in (_gram_precision, _gram_recall))
     # 2. Geometric means. Order 1 keeps its 0: a text without any right word has precision 0.
     precision = _geometric([precisions[0], *(value or SMALL for value in precisions[1:])])
     of_reference = _geometric([recalls[0], *(value or SMALL for value in recalls[1:])]) or SMALL
@@ -124,12 +121,11 @@ def _parent(text: Words, reference: Words, table: Table, table_weight: float | N
 
 
 def _gram_precision(text: Counter[tuple[str, ...]], reference: Counter[tuple[str, ...]], table: Table) -> float:
-    total = text.total()
     right = 0.0
     for gram, count in text.items():
         common = min(count, reference[gram])
         right += common + (count - common) * _in_table(gram, table)
-    return right / total if total else 0.0
+    return right / text.total() if text else 0.0
 
 
 def _gram_recall(text: Counter[tuple[str, ...]], reference: Counter[tuple[str, ...]], table: Table) -> float:

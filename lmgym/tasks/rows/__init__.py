@@ -12,6 +12,4 @@ Row = tuple[str, dict[str, Any]]
 class MissingSplit(LmgymError):
     """The task does not have the requested split. `check_task` skips such a split.
 
-    Example:
-        >>> raise MissingSplit("riddles: there is no split 'test'; it has train")
-    """
+    Example: raise MissingSplit("riddles: there is no split 'test'; it has train")"""

@@ -20,16 +20,10 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a .parquet file, a few at a time."""
     number = 0
     try:
-        for row in rows_of_batches(_batches(path, BATCH), path):
-            number += 1
+        for number, row in enumerate(rows_of_batches(_batches(path, BATCH), path), start=1):  # noqa: B007
             yield row
     except LmgymError as error:
         raise LmgymError(f"{error} (after row {number})") from error
-
-
-def arrow_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of an .arrow file, as `save_to_disk` and the cache of the datasets library have them."""
-    yield from table_rows(arrow_table(path), path)
 
 
 def table_rows(table: Any, path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -39,11 +33,9 @@ def table_rows(table: Any, path: Path | str) -> Iterator[tuple[str, dict[str, An
 
 def rows_of_batches(batches: Iterable[Any], path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of tables or batches, one after the other."""
-    number = 0
-    for batch in batches:
-        for row in checked(batch, path):
-            number += 1
-            yield f"{path}: row {number}", row
+    rows = (row for batch in batches for row in checked(batch, path))
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}: row {number}", row
 
 
 def checked(rows: Any, path: Path | str) -> list[dict[str, Any]]:

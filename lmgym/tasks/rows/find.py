@@ -60,10 +60,7 @@ def files_of(source: Source, split: str, names: Sequence[str] | None = None) -> 
 
     Raises MissingSplit if the split is missing, LmgymError if the path is missing or a folder has several data sets.
 
-    Example:
-        >>> files_of(Source("totto", "totto"), "validation")
-        [PosixPath('totto/totto_dev_data.jsonl')]
-    """
+    Example: files_of(Source("totto", "totto"), "validation") -> [PosixPath('totto/totto_dev_data.jsonl')]"""
     names = source.names[split] if names is None else names
     if isinstance(source.path, (str, Path)):
         return _at(source, Path(source.path).expanduser(), split, names)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.tasks.rows import Row
-from lmgym.tasks.rows.arrow import arrow_rows, parquet_rows
+from lmgym.tasks.rows.arrow import arrow_table, parquet_rows, table_rows
 from lmgym.tasks.rows.json_text import as_object, parse_json, read_json_lines
 from lmgym.tasks.rows.unfit import unreadable
 from lmgym.tasks.rows.unpacked import kind_of, opened, text_lines
@@ -46,7 +46,7 @@ def rows_of(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
         ".csv": lambda: _table(path, ",", None),
         ".tsv": lambda: _table(path, "\t", columns),
         ".parquet": lambda: parquet_rows(path),
-        ".arrow": lambda: arrow_rows(path),
+        ".arrow": lambda: table_rows(arrow_table(path), path),
         ".xml": lambda: _entries(path),
     }
     readers[".ndjson"] = readers[".jsonl"]
@@ -180,22 +180,17 @@ def _entries(path: Path) -> Iterator[Row]:
     import io
     from xml.etree import ElementTree
 
-    number = 0
     try:
-        for _, element in ElementTree.iterparse(io.BytesIO(_whole(path, LONGEST_XML))):
-            if element.tag != "entry":
-                continue
-            number += 1
-            triples = [(triple.text or "").split(" | ") for triple in element.iterfind("modifiedtripleset/mtriple")]
-            texts = [{"text": (text.text or "").strip()} for text in element.iterfind("lex")]
-            yield (
-                f"{path}: entry {number}",
-                {
-                    "tripleset": [[part.strip() for part in triple] for triple in triples],
-                    "annotations": texts,
-                    "category": element.get("category"),
-                },
-            )
-            element.clear()
+        elements = (element for _, element in ElementTree.iterparse(io.BytesIO(_whole(path, LONGEST_XML))))
+        entries = (element for element in elements if element.tag == "entry")
+        for number, entry in enumerate(entries, start=1):
+            triples = [(triple.text or "").split(" | ") for triple in entry.iterfind("modifiedtripleset/mtriple")]
+            row = {
+                "tripleset": [[part.strip() for part in triple] for triple in triples],
+                "annotations": [{"text": (text.text or "").strip()} for text in entry.iterfind("lex")],
+                "category": entry.get("category"),
+            }
+            yield f"{path}: entry {number}", row
+            entry.clear()
     except ElementTree.ParseError as error:
         raise LmgymError(f"{path}:{error.position[0]}: not valid XML: {error}") from error

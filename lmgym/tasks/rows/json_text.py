@@ -55,16 +55,13 @@ def parse_json(raw: bytes, path: Path, line: int | None = None) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except (ValueError, RecursionError) as error:  # also for a number of thousands of digits, and deep nesting
-        raise _unreadable(error, path, line) from error
-
-
-def _unreadable(error: Exception, path: Path, line: int | None) -> LmgymError:
-    where = path if line is None else f"{path}:{line}"
-    if isinstance(error, UnicodeDecodeError):
-        unit = "" if line is None else " of the line"
-        return LmgymError(f"{where}: not UTF-8 (byte {error.start + 1}{unit})")
-    if isinstance(error, UnicodeEncodeError):
-        return LmgymError(f"{where}: holds half of a surrogate pair, which is no character")
-    if isinstance(error, json.JSONDecodeError):
-        return LmgymError(f"{path}:{line or error.lineno}: not valid JSON: {error.msg} at column {error.colno}")
-    return LmgymError(f"{where}: not readable as JSON: {error}")
+        where = str(path) if line is None else f"{path}:{line}"
+        if isinstance(error, UnicodeDecodeError):
+            problem = f"not UTF-8 (byte {error.start + 1}{'' if line is None else ' of the line'})"
+        elif isinstance(error, UnicodeEncodeError):
+            problem = "holds half of a surrogate pair, which is no character"
+        elif isinstance(error, json.JSONDecodeError):
+            where, problem = f"{path}:{line or error.lineno}", f"not valid JSON: {error.msg} at column {error.colno}"
+        else:
+            problem = f"not readable as JSON: {error}"
+        raise LmgymError(f"{where}: {problem}") from error

@@ -71,8 +71,7 @@ def load_rows(
         >>> next(load_rows("cnn_daily_mail", "validation", "data/cnn", "abisee/cnn_dailymail", "3.0.0"))
         ('data/cnn/validation.csv:2', {'article': '...', 'highlights': '...', 'id': '...'})
     """
-    source = Source(task, path, hub_id, config, suffixes=suffixes, columns=columns, names=names)
-    return rows_of_split(source, split)
+    return rows_of_split(Source(task, path, hub_id, config, suffixes=suffixes, columns=columns, names=names), split)
 
 
 def rows_of_split(source: Source, split: str) -> Iterator[Row]:

@@ -36,10 +36,8 @@ def kind_of(path: Path) -> str:
 
 def exists(path: Path) -> bool:
     """True if there is such a file, here or in an archive ("rows.zip/train.jsonl")."""
-    if path.is_file():
-        return True
-    found = archive_of(path)
-    return found is not None and found[1] in members(found[0])
+    inside = None if path.is_file() else archive_of(path)
+    return path.is_file() or (inside is not None and inside[1] in members(inside[0]))
 
 
 def archive_of(path: Path) -> tuple[Path, str] | None:

@@ -112,10 +112,7 @@ def require(limits: Limits) -> None:
 def protection() -> dict[str, bool]:
     """Which layers the kernel enforces here (see the top of this file); starts one process to find out.
 
-    Example:
-        >>> protection()
-        {'network and folder': True, 'files': True, 'system calls': True}
-    """
+    Example: protection() -> {'network and folder': True, 'files': True, 'system calls': True}"""
     output, why = b"", ""
     for _ in range(ATTEMPTS):
         output, why = _process("", Limits(isolation="process"), report=True)
@@ -131,10 +128,7 @@ def run(source: str, limits: Limits) -> str:
 
     Trust the output no more than any text of the model. The folder of the snippet is deleted.
 
-    Example:
-        >>> run("x = 6\\nprint('so')\\nx * 7", Limits())
-        'so\\n42'
-    """
+    Example: run("x = 6\\nprint('so')\\nx * 7", Limits()) -> 'so\\n42'"""
     if len(source) > limits.max_source:
         return f"error: the code has {len(source)} characters; at most {limits.max_source} are run"
     output, why = _process(source, limits)
