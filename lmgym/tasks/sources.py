@@ -91,9 +91,10 @@ def shared_out(
     counts = Counter(map(part_of, train))
     if train and not counts[split]:
         rows = ", ".join(f"{part} {counts[part]:,}" for part in SPLITS)
+        remedy = f"raise task.{split}" if split != "train" else "lower task.test"
         raise LmgymError(
             f"task '{task}' has no examples in split '{split}': a hash of the prompts shares {len(train):,} rows out "
-            f"(rows: {rows}); raise task.{split if split != 'train' else 'test'}, or give the split data of its own"
+            f"(rows: {rows}); {remedy}, or give the split data of its own"
         )
     return [one for one in train if part_of(one) == split and str(one.prompt) not in held_out]
 
