@@ -1,4 +1,4 @@
-"""Rewards of the field's recipes in the form in which their users have them, and a function of a row. No torch."""
+"""Rewards of the field's recipes in the form in which their users have them. No torch."""
 
 import re
 
@@ -38,7 +38,3 @@ def verl_score(data_source, solution_str, ground_truth, extra_info=None):  # typ
 
 def reward_func(queries, prompts, labels):  # type: ignore[no-untyped-def]
     return [float(right in query) for query, right in zip(queries, labels, strict=True)]
-
-
-def asked(row):  # type: ignore[no-untyped-def]
-    return row["messages"][:-1]

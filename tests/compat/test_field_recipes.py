@@ -45,6 +45,8 @@ def write_data(folder: Path) -> None:
     begin = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>"
     tables: dict[str, list[dict[str, Any]]] = {
         "numina": [{"problem": q, "solution": "7", "messages": [*user(q), *good]} for q in asked],
+        "deepmath": [{"question": q, "final_answer": "7", "difficulty": 5.0, "topic": "Sums"} for q in asked],
+        "dapo_math": [{"prompt": q, "solution": "7", "data_source": "math_dapo", "ability": "MATH"} for q in asked],
         "tldr": [{"prompt": f"POST: {q}\n\nTL;DR:", "completion": " seven"} for q in asked],
         "pairs": [
             {"prompt": q, "chosen": [*user(q), *good], "rejected": [*user(q), *bad], "score_chosen": 8.0} for q in asked
@@ -68,10 +70,13 @@ def write_data(folder: Path) -> None:
             for n, q in enumerate(asked)
         ],
     }
+    tables["verl_math"] = [{**row, "data_source": "DigitalLearningGmbH/MATH-lighteval"} for row in tables["verl"]]
     for name, rows in tables.items():
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{name}.parquet")
     lines: dict[str, list[Any]] = {
         "capybara.jsonl": [{"messages": [*user(q), *good, *user("Sure?"), *good], "source": "x"} for q in asked],
+        "openrlhf_pairs.jsonl": [{"chosen": [*user(q), *good], "rejected": [*user(q), *bad]} for q in asked],
+        "unpaired.jsonl": [{"instruction": q, "response": " 7", "score": n % 2} for n, q in enumerate(asked)],
         "openrlhf.jsonl": [{"context_messages": user(q), "label": "7"} for q in asked],
         "hh.jsonl.gz": [
             {name: f"\n\nHuman: {q}\n\nAssistant: {own}" for name, own in (("chosen", "7"), ("rejected", "8"))}
@@ -83,6 +88,7 @@ def write_data(folder: Path) -> None:
         (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     zero = [[{"from": "human", "value": q}, {"from": "assistant", "ground_truth": {"value": "7"}}] for q in asked]
     (folder / "orz.json").write_text(json.dumps(zero))
+    (folder / "deepscaler.json").write_text(json.dumps([{"problem": q, "answer": "7", "solution": ""} for q in asked]))
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +171,6 @@ def test_the_page_is_the_table_of_the_recipes() -> None:
         first, *others = path.read_text(encoding="utf-8").splitlines()
         name, source, differs = first.removeprefix("# ").split(" | ")
         lines, own = len([line for line in others if line.strip()]), "rewards" if rewards_of(path) else "none"
-        own = "a function of a row" if "function:" in path.read_text(encoding="utf-8") else own
         rows.append(f"| [{name}](../examples/field/{path.name}) | {source} | {lines} | {differs} | {own} |")
     found = re.findall(r"^\| \[.*$", PAGE.read_text(encoding="utf-8"), re.M)
     assert found == rows

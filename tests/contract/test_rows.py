@@ -231,6 +231,11 @@ ORIGINALS: dict[str, tuple[Any, dict[str, Any], Any, tuple[str, ...]]] = {
         {"problem": "2+2?", "solution": "It is $4$.", "messages": [USER, {"role": "assistant", "content": "4"}]},
         {"prompt": "problem", "references": "solution"}, "2+2?", ("It is $4$.",),
     ),
+    "TRL, Capybara, all but the last message": (
+        {"messages": [USER, {"role": "assistant", "content": "5"}, USER, {"role": "assistant", "content": "4"}]},
+        {"prompt": "messages.:-1", "references": "messages.-1.content"},
+        [USER, {"role": "assistant", "content": "5"}, USER], ("4",),
+    ),
     "TRL, DeepMath": (
         {"prompt": ASKED, "solution": "$4$"}, {"references": "solution"}, ASKED, ("$4$",),
     ),

@@ -24,8 +24,9 @@ Prompt = str | list[Message]
 
 
 def column(row: Mapping[str, Any], name: str, where: str) -> Any:
-    """The value of a column, or, by a dotted path, inside of one: "reward_model.ground_truth", "messages.-1.content".
-    Raises LmgymError if the row does not have it; `where` is "PATH:LINE" for the message."""
+    """The value of a column, or, by a dotted path, inside of one: "reward_model.ground_truth", "messages.-1.content",
+    "messages.:-1" (all but the last). Raises LmgymError if the row does not have it; `where` is "PATH:LINE" for the
+    message."""
     if name in row:
         return row[name]
     value: Any = row
@@ -35,6 +36,8 @@ def column(row: Mapping[str, Any], name: str, where: str) -> Any:
             value = value[step]
         elif isinstance(value, list) and re.fullmatch("-?[0-9]{1,9}", step) and -len(value) <= int(step) < len(value):
             value = value[int(step)]
+        elif isinstance(value, list) and (ends := re.fullmatch("(-?[0-9]{1,9})?:(-?[0-9]{1,9})?", step)):
+            value = value[slice(*(None if end is None else int(end) for end in ends.groups()))]
         elif place == 0:
             raise LmgymError(f"{where}: there is no column '{name}'; {suggest(step, row)}")
         else:
