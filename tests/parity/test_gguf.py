@@ -144,9 +144,23 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(
     assert "policy.model: transformers cannot read" in said and "(a.gguf) as GGUF: " in said
     (folder / "b.gguf").write_bytes(b"")
     assert "holds 2 GGUF files (a.gguf, b.gguf ...); name one of them" in complaint(capsys, "train", recipe)
+    with pytest.raises(LmgymError, match=r"there is no file .*c\.gguf"):
+        folder_of(str(folder / "c.gguf"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None)
     with pytest.raises(LmgymError, match=r"a\.gguf is a GGUF file; `pip install 'lmgym\[gguf\]'` to read it"):
         folder_of(str(folder / "a.gguf"))
+
+
+def test_a_file_that_lacks_tensors_is_refused(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one part of a split model does: transformers would go on with random numbers."""
+    add = gguf.GGUFWriter.add_tensor
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_tensor", lambda self, name, *a, **k: "blk.1." in name or add(self, name, *a, **k)
+    )
+    write(tmp_path / "half.gguf", llama())
+    with pytest.warns(UserWarning, match="unpacking"), pytest.raises(LmgymError, match=r"half\.gguf lacks 9 of the"):
+        load_policy(PolicySection(model=str(tmp_path / "half.gguf"), device="cpu"))
+    assert not list((cache / "lmgym" / "models").iterdir())  # nothing of it is kept
 
 
 def test_a_packaged_model_names_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
