@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -100,9 +101,9 @@ def _unpack(model: str, file: Path, folder: Path) -> None:
     """Write what transformers makes of a GGUF file to a folder, in fp32. Raises LmgymError if it cannot."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        packed, found = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
-        )
+        settings: dict[str, Any] = {"gguf_file": file.name, "dtype": torch.float32, "output_loading_info": True}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(file.parent, **settings)
+        packed, found = loaded
     except Exception as error:  # transformers and gguf have no common exception
         said = " ".join(str(error).split())[:300]
         raise LmgymError(f"policy.model: transformers cannot read {model} ({file.name}) as GGUF: {said}") from error
