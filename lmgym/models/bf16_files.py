@@ -12,18 +12,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
+from lmgym.core.model_folder import INDEX
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.rounding import random_table, round_stochastically
 
 
 def round_files(folder: Path, section: PolicySection, seed: int) -> str:
     """Round the fp32 weights in a model folder to bf16, each up or down with a probability by its distance. Returns a
-    sentence that says how much of the way from the base (`section`) is kept.
+    sentence that says how much of the way from the base (`section`) is kept. Raises LmgymError if there are no weights.
 
     Example: round_files(Path("model"), config.policy, seed=0)"""
     files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise LmgymError(f"--bf16: {folder.name} holds no model.safetensors, so there are no weights to round")
     base = {name: tensor.detach() for name, tensor in load_policy(section, seed).model.state_dict().items()}
-    table, moved, kept, nearest = random_table(seeds.key(seed, "export")), 0.0, 0.0, 0.0
+    table, size, moved, kept, nearest = random_table(seeds.key(seed, "export")), 0, 0.0, 0.0, 0.0
     for path in files:
         tensors = load_file(path)
         for name, master in tensors.items():
@@ -39,6 +43,11 @@ def round_files(folder: Path, section: PolicySection, seed: int) -> str:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
         save_file(tensors, path, metadata)
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    if (index := folder / INDEX).is_file():
+        tree = json.loads(index.read_text("utf-8"))
+        tree["metadata"]["total_size"] = size
+        index.write_text(json.dumps(tree, indent=2), "utf-8")
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"dtype": "bfloat16"}, indent=2), "utf-8")
     if not moved:

@@ -11,7 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from lmgym.core.errors import LmgymError
 from lmgym.models import lora
 from lmgym.models.builtin import is_builtin
-from lmgym.models.gguf import file_of
+from lmgym.models.gguf import means_gguf
 from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.policy import VALUE_HEAD
 
@@ -52,11 +52,9 @@ def check_mergeable(source: Path, section: PolicySection, merge: bool, push: boo
         raise LmgymError(f"{source} holds a whole model and no adapters, so there is nothing to merge; remove --merge")
     if merge or not is_adapter(source):
         return
-    builtin, packed = is_builtin(section.model), file_of(section.model)
-    if packed is not None:
-        raise LmgymError(
-            f"the adapters in {source} are for a GGUF file, {packed.name}, and peft reads none; add --merge"
-        )
+    if means_gguf(section.model):
+        raise LmgymError(f"the adapters in {source} are for a GGUF file, which peft cannot read; add --merge")
+    builtin = is_builtin(section.model)
     if builtin or (push and Path(section.model).exists()):
         base = f"{section.model}, {'which no other program has' if builtin else 'a folder that nobody else has'}"
         raise LmgymError(f"the adapters in {source} need the base {base}; add --merge")

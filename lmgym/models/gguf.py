@@ -33,22 +33,31 @@ def folder_of(model: str) -> str:
     return model if file is None else str(_unpacked(model, file))
 
 
-def file_of(model: str) -> Path | None:
-    """The GGUF file that a recipe's name of a model means; None if it means something else."""
+def means_gguf(model: str) -> bool:
+    """True if a recipe's name of a model means a GGUF file, whether the file is there or not."""
     path = Path(model).expanduser()
-    if path.suffix.lower() == ".gguf":
-        if not path.is_file():
-            raise LmgymError(f"policy.model: there is no file {model}")
-        return path
+    if model and path.is_dir():  # a folder of the user's goes before a name of PACKAGES
+        return any(path.glob("*.gguf")) and not any(any(path.glob(pattern)) for pattern in WEIGHTS)
+    return path.suffix.lower() == ".gguf" or model in PACKAGES
+
+
+def file_of(model: str) -> Path | None:
+    """The GGUF file that a recipe's name of a model means; None if it means something else. Raises LmgymError if the
+    file is not there, or if a folder holds several."""
+    if not means_gguf(model):
+        return None
+    path = Path(model).expanduser()
     if path.is_dir():
         files = sorted(path.glob("*.gguf"))
-        if not files or any(any(path.glob(pattern)) for pattern in WEIGHTS):
-            return None
         if len(files) > 1:
             names = ", ".join(file.name for file in files[:3])
             raise LmgymError(f"policy.model: {model} holds {len(files)} GGUF files ({names} ...); name one of them")
         return files[0]
-    return _packaged(model) if model in PACKAGES else None
+    if model in PACKAGES:
+        return _packaged(model)
+    if not path.is_file():
+        raise LmgymError(f"policy.model: there is no file {model}")
+    return path
 
 
 def _packaged(model: str) -> Path:
@@ -113,6 +122,12 @@ def _unpack(model: str, file: Path, folder: Path) -> None:
             f"policy.model: {file.name} lacks {len(lacking)} of the model's tensors ({names}); take a whole file (join "
             "the parts of a split one with llama.cpp's `llama-gguf-split --merge`)"
         )
+    import gguf
+
+    held = sum(parameter.numel() for parameter in packed.parameters())
+    stored = sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(file).tensors if "rope" not in tensor.name)
+    if stored > held:
+        warn(f"policy.model: {file.name} holds {stored - held:,} weights for which the model has no place; left out")
     # A model as if it had never been packed: saving the other would say that it still is.
     config = copy.deepcopy(packed.config)
     del config.quantization_config

@@ -122,12 +122,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
         _cut(report, config, policy, held_out)
         for index, stage in enumerate(config.stages):
             report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
-            if policy.compute == torch.bfloat16 and policy.rounded is None and policy.parameters():
-                rate = stage.optimizer.learning_rate
-                seen = share_seen_by_nearest(policy.parameters(), rate) if rate else 0.0
-                report.note(
-                    f"rounding to nearest: passes in bf16 see {seen:.0%} of ten updates of {rate:g} in one direction"
-                )
+            _rounding(report, policy, stage.optimizer.learning_rate)
             verdict = index == 0 or folder is not None
             tried = _stage(report, config, stage, data.training[index], policy, verdict)
             if stage.is_played:
@@ -188,6 +183,13 @@ def _model(report: Report, policy: Policy) -> None:
         )
     if len(policy.tokenizer) > policy.vocabulary:
         report.warn(f"the tokenizer has {len(policy.tokenizer)} tokens, the model's head only {policy.vocabulary}")
+
+
+def _rounding(report: Report, policy: Policy, rate: float) -> None:
+    """Report how much of the updates passes in bf16 will see, where weights are rounded to nearest."""
+    if policy.compute == torch.bfloat16 and policy.rounded is None and policy.parameters() and rate:
+        seen = share_seen_by_nearest(policy.parameters(), rate)
+        report.note(f"rounding to nearest: passes in bf16 see {seen:.0%} of ten updates of {rate:g} in one direction")
 
 
 def _stage(

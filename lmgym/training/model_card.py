@@ -18,7 +18,7 @@ from lmgym.logs.records import read_records
 from lmgym.models import export as files
 from lmgym.models.bf16_files import round_files
 from lmgym.models.builtin import is_builtin
-from lmgym.models.gguf import file_of
+from lmgym.models.gguf import means_gguf
 from lmgym.models.load import load_policy
 from lmgym.models.reward_model import facts_of_base, save_reward_model
 from lmgym.training.checkpoints import checkpoint
@@ -81,9 +81,9 @@ def export(
 def model_card(config: Config, run: Path, source: Path, machine: Machine, adapter: bool) -> str:
     """The README.md of a model: its base model, how it was trained, its evaluations."""
     base = config.policy.model
-    here = file_of(base) or Path(base)
-    named = "made from scratch" if is_builtin(base) else here.name if here.exists() else base
-    hub = not is_builtin(base) and not here.exists()
+    local = Path(base).exists() or means_gguf(base)
+    named = "made from scratch" if is_builtin(base) else Path(base).name if local else base
+    hub = not is_builtin(base) and not local
     header: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "tags": ["lmgym"]}
     if hub:
         header |= {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}

@@ -102,7 +102,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 @pytest.mark.usefixtures("no_picture")
 def test_a_recipe_trains_two_steps(path: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recipe as it stands, on a tiny model, with short answers and few prompts."""
+    """The recipe unchanged, but on a tiny model, with short answers and few prompts."""
     monkeypatch.chdir(data)
     monkeypatch.syspath_prepend(data)
     tree = read_yaml(path)

@@ -163,6 +163,31 @@ def test_a_file_that_lacks_tensors_is_refused(tmp_path: Path, cache: Path, monke
     assert not list((cache / "lmgym" / "models").iterdir())  # nothing of it is kept
 
 
+def test_weights_that_have_no_place_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers leaves them out without a word."""
+    finish = gguf.GGUFWriter.write_header_to_file
+
+    def with_a_bias(self: Any) -> None:
+        self.add_tensor("blk.0.attn_q.bias", np.ones(64, np.float32))
+        finish(self)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", with_a_bias)
+    write(tmp_path / "biased.gguf", llama())
+    with pytest.warns(UserWarning, match=r"biased\.gguf holds 64 weights for which the model has no place; left out"):
+        folder_of(str(tmp_path / "biased.gguf"))
+
+
+@pytest.mark.parametrize("name", ["", "builtin:tiny", "org/model", "."])
+def test_other_names_are_left_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No name is no folder, though a path without a name is the current one; weights of transformers go first."""
+    write(tmp_path / "model.gguf", llama())
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    assert folder_of(name) == name
+    (tmp_path / "model.safetensors").unlink()
+    assert name == "." or folder_of(name) == name
+
+
 def test_a_packaged_model_names_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def lacks(name: str) -> Any:
         raise importlib.metadata.PackageNotFoundError(name)

@@ -96,7 +96,7 @@ def test_what_nearest_will_show_is_predicted() -> None:
     half = 2.0**-12
     weights = [torch.nn.Parameter(torch.full((8,), 0.0625))]
     assert share_seen_by_nearest(weights, 0.09 * half) == 0.0
-    assert share_seen_by_nearest(weights, 0.125 * half) == pytest.approx(2 / 1.25, rel=1e-6)  # up by 2 halves, not 1.25
+    assert share_seen_by_nearest(weights, 0.125 * half) == 2 / 1.25  # up by 2 halves, not 1.25; all are exact
     drifting = torch.nn.Parameter(torch.rand(2**19, generator=torch.Generator().manual_seed(0)) + 1)  # any phase
     flips = 10 * 1e-5 / 2**-7  # of a weight from 1 to 2: the share that flips, by 2^-7 each
     sigma = math.sqrt(flips / 2**19) / flips

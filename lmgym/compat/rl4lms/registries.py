@@ -5,6 +5,7 @@
 A class is registered in this process only, so name the module that adds it in the recipe's `plugins:`. `get` returns
 added classes only; for lmgym's own tasks, rewards and algorithms use `lmgym.core.registry`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from lmgym.core.builtins import BUILTIN
 from lmgym.core.errors import LmgymError
 
 
-class Registry:
+class Registry(ABC):
     """What was added, by id; a registry says in `enter` what becomes of it in lmgym.
 
     Example: RewardFunctionRegistry.add("punctuation", Punctuation)"""
@@ -32,9 +33,9 @@ class Registry:
         self.enter(id, thing)
         self.added[id] = thing
 
+    @abstractmethod
     def enter(self, id: str, thing: Any) -> None:
         """Register with lmgym. Raises LmgymError for what it cannot use."""
-        raise NotImplementedError(f"{type(self).__name__} has no enter()")
 
     def get(self, id: str, kwargs: Mapping[str, Any]) -> Any:
         """An instance of the class, such as for rewards that are made of others."""

@@ -61,8 +61,8 @@ def fill(template: str, row: Mapping[str, Any], where: str) -> str:
 
 
 def fields_of(template: str, key: str) -> list[tuple[str, str | None, str | None]]:
-    """What stands in the braces of a template: name, form and conversion. Raises LmgymError, naming the key, for one
-    whose braces do not match."""
+    """The fields of a template, each in braces: name, format and conversion. Raises LmgymError, which names the `key`,
+    if braces do not match."""
     try:
         return [(name, form, by) for _, name, form, by in Formatter().parse(template) if name is not None]
     except ValueError as error:
