@@ -84,7 +84,7 @@ def _unpacked(model: str, file: Path) -> Path:
         raise LmgymError(f"policy.model: cannot read {file}: {error.strerror or error}") from error
     if (folder / CONFIG).is_file():
         return folder
-    if importlib.util.find_spec("gguf") is None:
+    if any(importlib.util.find_spec(library) is None for library in ("gguf", "accelerate")):
         raise LmgymError(f"policy.model: {file.name} is a GGUF file; `pip install 'lmgym[gguf]'` to read it")
     warn(f"policy.model: unpacking {file.name}; this takes a minute or more, and is done once")
     try:
