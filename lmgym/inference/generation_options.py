@@ -1,7 +1,10 @@
 """The keys of Hugging Face's GenerationConfig that `evaluation.generation` may set (for hf_generate.py). No torch."""
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any, Literal
+
+from packaging.version import Version
 
 from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
@@ -67,4 +70,9 @@ def checked(generation: Mapping[str, Any], temperature: float) -> dict[str, Any]
                 f"evaluation.generation.{key} is about sampling, and evaluation.temperature is 0; write temperature: "
                 "1.0 or so with it"
             )
+    if beams > 1 and "encoder_repetition_penalty" in values and Version(version("transformers")) < Version("5.19"):
+        raise LmgymError(
+            "evaluation.generation.encoder_repetition_penalty: transformers before 5.19 gives it to the wrong beams; "
+            "install transformers 5.19 or later, or leave num_beams out"
+        )
     return values
