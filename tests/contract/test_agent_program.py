@@ -1,0 +1,210 @@
+"""Programs that ask an OpenAI endpoint, played as they are: exact ids, one training of each turn, repeatable runs."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmgym.core.errors import LmgymError
+from lmgym.envs.program import AgentProgram
+from lmgym.envs.vector import EnvFailure, InProcess
+from lmgym.inference.base import Sampling
+from lmgym.rollouts.players import Actor
+from lmgym.rollouts.rollout import collect
+from lmgym.text.chat import decode
+from lmgym.types import Episode, Example
+from tests import runs
+from tests.property.test_rendering import Script, chat, ids_of
+
+PROGRAM = str(Path(__file__).parent / "asking_program.py")
+GAME = Example("game/0", "2+2=")
+
+
+def environment(way: str, **more: Any) -> AgentProgram:
+    return AgentProgram(command=[sys.executable, PROGRAM, way], **more)
+
+
+def played(way: str, said: list[str], example: Example = GAME, **more: Any) -> Episode:
+    envs = InProcess(lambda: environment(way, **more))
+    answers = [[*ids_of(text), chat.eos_token_id] for text in said]
+    actor = Actor(Script([answers], [chat.eos_token_id]), chat)
+    [episode] = collect([(0, example)], actor, Sampling(), (0, "test"), envs)
+    envs.close()
+    return episode
+
+
+def written(turns: list[Any]) -> str:
+    """A row as text, with its control tokens."""
+    ids = [id for turn in turns for id in (*turn.prompt_ids, *turn.action_ids)]
+    return str(chat.decode(ids, skip_special_tokens=False)).removeprefix("<bos>")
+
+
+def said(*messages: str) -> str:
+    parts = [f"<|im_start|>{role}\n{text}<|im_end|>" for role, text in (one.split(":") for one in messages)]
+    return "\n".join(parts)
+
+
+def test_a_conversation_is_one_row_and_pays_at_its_end() -> None:
+    episode = played("talk", ["4", "22"])
+    assert not episode.error and episode.terminated and episode.score == 0.75
+    [row] = episode.rows()
+    [seed] = [m["content"][-1] for m in episode.messages if m["content"].startswith("again")]
+    assert written(row) == said("user:2+2=", "assistant:4", f"user:again {seed}", "assistant:22")
+    assert [turn.reward for turn in episode.turns] == [0.0, 0.75]
+
+
+def test_a_session_is_a_tree_and_each_turn_is_trained_once() -> None:
+    texts = [f"t{number}" for number in range(13)]
+    episode = played("branches", texts)
+    assert not episode.error
+    start = ("system:s<eos>", "user:a", "assistant:t0")
+    paths = [
+        [*start, "user:b", "assistant:t1"],
+        [*start, "user:c", "assistant:t2", "user:d", "assistant:t3"],
+        [*start, "user:b", "assistant:t1", "user:e", "assistant:t4"],
+        [*start, "user:b", "assistant:t1", "user:e", "assistant:t5"],
+        [*start[:2], "assistant:no!", "user:f", "assistant:t6"],
+        [*start, "user:g", "assistant:t7"],
+        [*start, "user:g", "assistant:t8", "user:h", "assistant:t9"],
+        ["user:i", "assistant:t10", "user:j", "assistant:t11"],
+        ["user:k", "assistant:t12"],
+    ]
+    assert [written(row) for row in episode.rows()] == [said(*path) for path in paths]
+    # Each turn is sampled, and so trained, once; the rest of its row is prompt.
+    assert [decode(chat, turn.action_ids) for turn in episode.turns] == texts
+    assert chat.convert_tokens_to_ids("<eos>") not in episode.turns[0].prompt_ids
+    assert sum(turn.info["forks"] for turn in episode.turns[:-1]) == 8
+
+
+def test_calls_of_tools_come_as_calls_and_go_back_as_the_model_wrote_them() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"b": 1, "a": [2]}}</tool_call>'
+    episode = played("tools", [f"Let me see.{call}", "<tool_call>{no</tool_call>", "5"])
+    assert not episode.error and episode.score == 1.0
+    [row] = episode.rows()
+    written_calls = [f"assistant:Let me see.{call}", "assistant:<tool_call>{no</tool_call>"]
+    told = [one.replace("assistant:", "<|im_start|>assistant\n") + "<|im_end|>" for one in written_calls]
+    tool, user = "<|im_start|>tool\n3<|im_end|>", "<|im_start|>user\nwhat?<|im_end|>"
+    assert written(row) == "\n".join([said("user:add"), told[0], tool, told[1], user, said("assistant:5")])
+
+
+@pytest.mark.parametrize(
+    ("way", "more", "problem"),
+    [
+        ("silent", {}, "the program ended without a request to the policy"),
+        ("failing", {}, "exit status 1: ValueError: no such thing"),
+        ("hanging", {"seconds": 3.0}, "worked for more than 3 s"),
+        ("writing", {"output_mib": 1}, "wrote more than 1 MiB"),
+        ("speechless", {}, "it must be JSON such as"),
+        ("nothing", {}, "KeyError"),
+    ],
+)
+def test_a_program_that_fails_costs_its_own_episode(way: str, more: dict[str, Any], problem: str) -> None:
+    envs = InProcess(lambda: environment(way, **more))
+    [answer] = envs.begin([(0, GAME, 1)])
+    if not isinstance(answer, EnvFailure):
+        [answer] = envs.step([(0, "4", "eos")])
+    assert isinstance(answer, EnvFailure) and problem in answer.message, answer
+    envs.close()
+
+
+def test_what_is_not_supported_is_refused_and_the_session_goes_on() -> None:
+    assert played("misuses", ["4"]).score == 1.0
+
+
+def test_requests_at_the_same_time_are_turns_of_their_own() -> None:
+    episode = played("together", ["4", "5", "6"])
+    assert episode.score == 3.0 and len(episode.rows()) == 3
+
+
+def gone(process: int) -> bool:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can leave its group unseen")
+@pytest.mark.parametrize("ended", [True, False])
+def test_nothing_is_left_of_a_program(ended: bool, tmp_path: Path) -> None:
+    note = tmp_path / "note.json"
+    envs = InProcess(lambda: environment("leaves_something"))
+    envs.begin([(0, Example("a", "b", meta={"note": str(note)}), 1)])
+    if ended:
+        [step] = envs.step([(0, "4", "eos")])
+        assert step.reward == 0.5
+    envs.close()
+    process, folder = json.loads(note.read_text())
+    assert gone(process) and not Path(folder).exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({"command": ["no-such-program"]}, "no program 'no-such-program'"),
+        ({"command": []}, "no program ''"),
+        ({"command": ["sh"], "ignored": ["messages"]}, "'env.ignored' may name temperature"),
+        ({"command": ["sh"], "workers": 2}, "'env.workers' does not go with agent"),
+        ({"command": ["sh"], "thoughts": "drop"}, "'env.thoughts' does not go with agent"),
+    ],
+)
+def test_what_is_refused_in_a_recipe(env: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(LmgymError, match=sentence):
+        runs.run(tmp_path / "run", env={"name": "agent", **env})
+
+
+# Whole runs
+
+GRPO = {"name": "grpo", "group_size": 2}
+TRAINING = {
+    "env": {"name": "agent", "command": [sys.executable, PROGRAM, "wanders"]},
+    "policy": {**runs.TINY["policy"], "architecture": {**runs.ARCHITECTURE, "max_position_embeddings": 256}},
+    "rewards": None,
+    "algorithm": GRPO,
+    "evaluation": {"every": 2, "examples": 2},
+    "checkpoint": {"every": 1},
+    "prompts_per_step": 2,
+    "steps": 2,
+}
+
+
+def test_ids_and_log_probabilities_are_those_of_a_pass_over_the_whole_row() -> None:
+    policy = models.policy("builtin:tiny")
+    engine = Sampler(policy, rows=4)
+    actor, envs = Actor(engine, policy.tokenizer), InProcess(lambda: environment("branches"))
+    sampling = Sampling(max_new_tokens=6, temperature=0.8)
+    episodes = collect([(n, Example(f"a/{n}", f"{n}")) for n in range(6)], actor, sampling, (0, "test"), envs)
+    envs.close()
+    assert not any(episode.error for episode in episodes)
+    worst, compared = 0.0, 0
+    for row in (row for episode in episodes for row in episode.rows()):
+        ids = [id for turn in row for id in (*turn.prompt_ids, *turn.action_ids)]
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([ids])).logits[0] / 0.8
+        place = 0
+        for turn in row:
+            place += len(turn.prompt_ids)
+            span = torch.arange(place, place + len(turn.action_ids))
+            expected = logits.log_softmax(-1)[span - 1, torch.tensor(turn.action_ids)]
+            worst = max(worst, float((expected - torch.tensor(turn.logprobs)).abs().max()))
+            place, compared = span[-1].item() + 1, compared + len(span)
+    assert compared > 300 and worst < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_picture")
+def test_a_run_repeats_itself_and_a_resumed_one_is_the_same(tmp_path: Path) -> None:
+    one, other = (runs.run(tmp_path / name, **TRAINING) for name in ("one", "other"))
+    runs.assert_equal_runs(one, other)
+    rollouts = runs.records(one / "rollouts.jsonl")
+    assert rollouts and not any(record.get("error") for record in rollouts)
+    half = runs.run(tmp_path / "half", **{**TRAINING, "steps": 1})
+    assert runs.state(half)["step"] == 1
