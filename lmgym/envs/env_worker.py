@@ -62,7 +62,12 @@ def from_json(answer: Mapping[str, Any]) -> Any:
     if kind == "Step":  # keys of JSON are texts
         others = {int(player): reward for player, reward in value["others"].items()}
         branch = value["branch"] and Branch(**{**value["branch"], "stop": tuple(value["branch"]["stop"])})
-        value = {**value, "others": others, "branch": branch, "messages": with_recipe_spans(value["messages"], answer["recipe_spans"])}
+        value = {
+            **value,
+            "others": others,
+            "branch": branch,
+            "messages": with_recipe_spans(value["messages"], answer["recipe_spans"]),
+        }
     return {"Step": lambda: Step(**value), "EnvFailure": lambda: EnvFailure(**value)}.get(kind, lambda: value)()
 
 

@@ -15,7 +15,7 @@ from lmgym.core.errors import LmgymError, represent, shortened
 from lmgym.core.validation import Section
 from lmgym.envs.base import Branch, Step
 from lmgym.envs.conversation import HOW_TO_CALL
-from lmgym.envs.tools.parsing import CLOSE, MISTRAL, OPEN, Call, parse_calls
+from lmgym.envs.tools.parsing import MISTRAL, OPEN, Call, parse_calls
 from lmgym.envs.vector import reward_number
 from lmgym.gateway.server import gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
@@ -160,7 +160,7 @@ class AgentProgram(Section):
             tree = None
         if not isinstance(tree, Mapping) or "reward" not in tree:
             raise RuntimeError(
-                f'the last line of the program\'s output is {represent(line[:200])}; it must be JSON such as '
+                f"the last line of the program's output is {represent(line[:200])}; it must be JSON such as "
                 '{"reward": 1.0}'
             )
         return reward_number(tree["reward"])

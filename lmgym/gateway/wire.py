@@ -3,7 +3,7 @@
 What a request asks for and the gateway does not do is refused with a sentence; nothing is left out in silence."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +105,7 @@ def read_request(tree: Any, ignored: Sequence[str] = ()) -> ChatRequest:
 
     Example: read_request({"messages": [{"role": "user", "content": "2+2="}]}).messages[0].text -> '2+2='"""
     if not isinstance(tree, dict):
-        raise Refused("the body must be an object such as {\"messages\": [...]}")
+        raise Refused('the body must be an object such as {"messages": [...]}')
     given = {key: value for key, value in tree.items() if value is not None and key not in ignored}
     for key, value in given.items():
         if key not in KNOWN:
@@ -213,7 +213,7 @@ def _text(content: Any) -> str:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else _list(content, "content", 1000)
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise Refused("'content' must be a text, or a list of parts such as {\"type\": \"text\", \"text\": ...}")
+            raise Refused('\'content\' must be a text, or a list of parts such as {"type": "text", "text": ...}')
     text = "".join(part["text"] for part in parts)
     _check(text, "a message")
     return text

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -76,6 +77,21 @@ def tools(task: dict[str, Any]) -> float:
     assert again["content"] == "<tool_call>{no</tool_call>" and "tool_calls" not in again
     answer([*asked, again, user("what?")], tools=[ADD])
     return 1.0
+
+
+def wanders(task: dict[str, Any]) -> float:
+    """A conversation that depends on the answers: it goes on, or back to some earlier place. It waits at random."""
+    messages, earlier, length = [user(task["prompt"])], [[user(task["prompt"])]], 0
+    for number in range(5):
+        time.sleep(random.SystemRandom().random() / 20)
+        said = answer(messages)
+        length += len(said["content"])
+        if length % 3 == 0:
+            messages = [*earlier[length % len(earlier)], user(f"{number}")]
+        else:
+            messages = [*messages, said, user(f"go {number}")]
+        earlier.append(messages)
+    return length % 7 / 7
 
 
 def misuses(task: dict[str, Any]) -> float:
