@@ -13,8 +13,11 @@ from lmgym.core.validation import check_text
 MOST_CHARACTERS = 1_000_000  # of all messages of a request
 MOST_MESSAGES, MOST_TOOLS, MOST_STOPS, MOST_CHOICES = 10_000, 128, 16, 128
 DEEPEST = 64  # lists and objects in each other
-SAMPLING = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "presence_penalty")
-SAMPLING += ("frequency_penalty",)  # the recipe decides on these; the environment may say to ignore them
+# On these the recipe decides; the environment may say to ignore them.
+SAMPLING = (
+    *("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed"),
+    *("presence_penalty", "frequency_penalty"),
+)
 NO_EFFECT = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 # Fields with the values that ask for nothing special; anything else is refused.
 USUAL: dict[str, tuple[Any, ...]] = {
@@ -223,12 +226,12 @@ def _call(call: Any) -> tuple[str, str, str]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise Refused("a call of a tool must be an object with id, type: function, and function")
-    found = (call.get("id"), function.get("name"), function.get("arguments"))
-    if not all(isinstance(value, str) for value in found):
+    id, name, arguments = call.get("id"), function.get("name"), function.get("arguments")
+    if not (isinstance(id, str) and isinstance(name, str) and isinstance(arguments, str)):
         raise Refused("a call of a tool needs an id, a name, and its arguments as a text of JSON")
-    for value in found:
+    for value in (id, name, arguments):
         _check(value, "a call of a tool")
-    return found
+    return id, name, arguments
 
 
 def _tool(tool: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A program of the user's, with a keeper: a process that starts it in a new folder, and in the end kills all that it
+"""A program of the user's, with a keeper: a process that starts it in a new folder, and at the end kills all that it
 has left behind and removes the folder.
 
 The keeper ends when the program does, or when its owner closes the pipe to it or is gone, however that happened."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lmgym.core.errors import LmgymError
+from lmgym.envs.placement import make_envs
 from lmgym.envs.program import AgentProgram
 from lmgym.envs.vector import EnvFailure, InProcess
 from lmgym.inference.base import Sampling
@@ -163,6 +164,13 @@ def test_nothing_is_left_of_a_program(ended: bool, tmp_path: Path) -> None:
 def test_what_is_refused_in_a_recipe(env: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=sentence):
         runs.run(tmp_path / "run", env={"name": "agent", **env})
+
+
+def test_the_limit_of_time_is_the_programs_own() -> None:
+    envs = make_envs({"name": "agent", "command": ["sh"], "seconds": 3.0})
+    assert isinstance(envs, InProcess) and envs.seconds is None
+    env = envs.make_env()
+    assert isinstance(env, AgentProgram) and env.seconds == 3.0
 
 
 # Whole runs
