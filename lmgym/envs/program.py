@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, Literal
 
 from lmgym.core import registry
@@ -37,6 +38,7 @@ class AgentProgram(Section):
     - `reward`: `printed` (the last line of its output is JSON such as {"reward": 1.0}), or `none`: the recipe's
       `rewards:` alone judge the conversation.
     - `seconds`: how long the program may work in an episode, without the time that it waits for the policy.
+    - `parallel`: how many programs work at the same time; the others wait to start, or for their replies.
     - `output_mib`: most that it may write to its output and errors.
     - `tool_prompt`: `template` gives the schemas of a request's tools to the chat template; `system` puts them, and how
       to call a tool, into the system message.
@@ -52,6 +54,7 @@ class AgentProgram(Section):
     command: list[str]
     reward: Literal["printed", "none"] = "printed"
     seconds: PositiveFloat = 120.0
+    parallel: PositiveInt = 16
     output_mib: PositiveInt = 16
     tool_prompt: Literal["template", "system"] = "template"
     ignored: list[str] = field(default_factory=list)
@@ -72,14 +75,17 @@ class AgentProgram(Section):
         self.close()
         self._tree, self._mailbox, self._left = Tree(), Mailbox[Outcome](), self.seconds
         self._address, key = gateway_of(os.getpid()).open(self._mailbox, tuple(self.ignored))
-        self._program = Program(
+        start = partial(
+            Program,
             [os.path.abspath(str(shutil.which(self.command[0]))), *map(_full, self.command[1:])],
             _variables(self._address, key, seed),
             json.dumps(example.to_json()).encode() + b"\n",
             self.output_mib * 2**20,
             self._mailbox.end,
         )
-        step = await self._go_on()
+        async with _room(os.getpid(), self.parallel):
+            self._program = start()
+            step = await self._go_on()
         if step.branch is None:
             raise RuntimeError("the program ended without a request to the policy")
         self.template, self.stop = step.branch.template, step.branch.stop
@@ -95,8 +101,9 @@ class AgentProgram(Section):
         if len(self._answer.replies) < waiting.request.choices:
             return self._ask(waiting.request)
         self._waiting = None
-        waiting.answered.set_result(self._answer)
-        return await self._go_on()
+        async with _room(os.getpid(), self.parallel):
+            waiting.answered.set_result(self._answer)
+            return await self._go_on()
 
     def close(self) -> None:
         """Kill the program and all that it has started."""
@@ -183,6 +190,12 @@ def _reply(text: str, stop: str, request: ChatRequest, number: int) -> Reply:
     )
     mark = next((mark for mark in (OPEN, MISTRAL) if mark in text), text)
     return Reply(Said("assistant", text.partition(mark)[0].strip(), made), "tool_calls")
+
+
+@cache
+def _room(process: int, parallel: int) -> asyncio.Semaphore:
+    """Of this process: room for so many programs that work."""
+    return asyncio.Semaphore(parallel)
 
 
 def _variables(address: str, key: str, seed: int) -> dict[str, str]:

@@ -2,14 +2,19 @@
 
 import json
 import os
+import re
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.envs.placement import make_envs
 from lmgym.envs.program import AgentProgram
@@ -35,12 +40,16 @@ def environment(way: str, **more: Any) -> AgentProgram:
 
 
 def played(way: str, said: list[str], example: Example = GAME, **more: Any) -> Episode:
-    envs = InProcess(lambda: environment(way, **more))
-    answers = [[*ids_of(text), chat.eos_token_id] for text in said]
-    actor = Actor(Script([answers], [chat.eos_token_id]), chat)
-    [episode] = collect([(0, example)], actor, Sampling(), (0, "test"), envs)
-    envs.close()
+    [episode] = collect_one(environment(way, **more), said, example)
     return episode
+
+
+def collect_one(env: AgentProgram, said: list[str], example: Example) -> list[Episode]:
+    answers = [[*ids_of(text), chat.eos_token_id] for text in said]
+    envs = InProcess(lambda: env)
+    episodes = collect([(0, example)], Actor(Script([answers], [chat.eos_token_id]), chat), Sampling(), (0, "t"), envs)
+    envs.close()
+    return episodes
 
 
 def written(turns: list[Any]) -> str:
@@ -188,11 +197,11 @@ TRAINING = {
 }
 
 
-def sampled_by_a_model(ways: list[str]) -> tuple[Any, list[Episode]]:
+def sampled_by_a_model(ways: list[str], parallel: int = 16) -> tuple[Any, list[Episode]]:
     policy = Policy(models.sharpen(models.llama(max_position_embeddings=512), 0.12), models.byte_tokenizer())
     actor = Actor(Sampler(models.exact(policy), 3), policy.tokenizer)  # fewer rows than episodes
     ways = list(ways)
-    envs = InProcess(lambda: environment(ways.pop(0)))
+    envs = InProcess(lambda: environment(ways.pop(0), parallel=parallel))
     prompts = [(place, Example(f"a/{place}", f"{place}")) for place in range(len(ways))]
     episodes = collect(prompts, actor, Sampling(max_new_tokens=6, temperature=0.8), (0, "test"), envs)
     envs.close()
@@ -219,7 +228,7 @@ def test_ids_and_log_probabilities_are_those_of_a_pass_over_the_whole_row() -> N
 
 def test_who_is_faster_changes_nothing() -> None:
     """Each program waits for random times; the answers of a session depend on its own requests only."""
-    one, other = (sampled_by_a_model(["wanders"] * 4)[1] for _ in range(2))
+    one, other = (sampled_by_a_model(["wanders"] * 4, parallel)[1] for parallel in (1, 16))
     assert [episode.to_json() for episode in one] == [episode.to_json() for episode in other]
     assert len({json.dumps(episode.to_json()) for episode in one}) == 4
     assert all(len(episode.turns) == 5 and not episode.error for episode in one)
@@ -240,14 +249,48 @@ def test_a_run_repeats_itself_and_a_resumed_one_is_the_same(tmp_path: Path) -> N
     runs.assert_equal_runs(one, parts)
 
 
+PAGE = runs.ROOT / "docs" / "agents.md"
+
+
+def snippet(name: str, folder: Path) -> str:
+    """A program of the page as a file."""
+    [text] = re.findall(rf"<!-- file: {name} -->\n```\w+\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+@pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="needs jq and curl")
+@pytest.mark.parametrize(("text", "reward"), [("It is 4.", 1.0), ("It is 5.", 0.0)])
+def test_the_program_in_a_shell(text: str, reward: float, tmp_path: Path) -> None:
+    env = AgentProgram(command=["bash", snippet("agent.sh", tmp_path)])
+    [episode] = collect_one(env, [text], Example("a/0", "2+2=", meta={"answer": "4"}))
+    assert not episode.error and episode.score == reward
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page() -> None:
+    pytest.importorskip("openai")
+    call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>'
+    with tempfile.TemporaryDirectory() as folder:
+        env = AgentProgram(command=[sys.executable, snippet("my_agent.py", Path(folder))])
+        [episode] = collect_one(env, [call, "It is 4."], Example("a/0", "2+2=", meta={"answer": "4"}))
+    assert not episode.error and episode.score == 1.0
+    assert [message["content"] for message in episode.messages] == ["2+2=", call, "4", "It is 4."]
+
+
+def test_the_recipe_of_the_page_is_read() -> None:
+    [text] = re.findall(r"```yaml\n# agent.yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    tree = yaml.safe_load(text)
+    tree["env"]["command"][0] = sys.executable
+    assert build_config(tree).stages[0].env["name"] == "agent"
+
+
 @pytest.mark.slow
 def test_the_official_client_of_openai() -> None:
     pytest.importorskip("openai")
     command = [sys.executable, str(Path(PROGRAM).with_name("openai_program.py"))]
     call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
-    answers = [[[*ids_of(text), chat.eos_token_id] for text in (call, "3", "streamed", "one", "two", "after")]]
-    envs = InProcess(lambda: AgentProgram(command=command, ignored=["temperature"], tool_prompt="system"))
-    [episode] = collect([(0, GAME)], Actor(Script(answers, [chat.eos_token_id]), chat), Sampling(), (0, "test"), envs)
-    envs.close()
+    env = AgentProgram(command=command, ignored=["temperature"], tool_prompt="system")
+    [episode] = collect_one(env, [call, "3", "streamed", "one", "two", "after"], GAME)
     assert not episode.error and episode.score == 1.0
     assert [len(row) for row in episode.rows()] == [3, 1, 2]
