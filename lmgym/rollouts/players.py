@@ -271,7 +271,12 @@ class EpisodeState:
         if step.player is not None and not 0 <= step.player < len(self.players):
             return self._fail(f"step() names player {step.player} as the next, and there are {len(self.players)}")
         self.current = self.current if step.player is None else step.player
-        return self.player.observe(step, encode)
+        try:
+            return self.player.observe(step, encode)
+        except LmgymError as error:
+            if step.branch is None:
+                raise
+            return self._fail(str(error))  # a program's request that the chat template refuses, not the recipe
 
     def _fail(self, reason: str) -> bool:
         for player in self.players:

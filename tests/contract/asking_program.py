@@ -1,5 +1,6 @@
 """A program that knows nothing of lmgym: it asks an OpenAI endpoint by urllib, in one of several ways."""
 
+import http.client
 import json
 import os
 import random
@@ -92,6 +93,41 @@ def wanders(task: dict[str, Any]) -> float:
             messages = [*messages, said, user(f"go {number}")]
         earlier.append(messages)
     return length % 7 / 7
+
+
+def chaos(task: dict[str, Any]) -> float:
+    """Many requests, good ones and garbage, some of which are given up at once. Each good reply names its session."""
+    draw, tag = random.Random(int(os.environ["LMGYM_SEED"])), task["prompt"]
+    host, port = os.environ["OPENAI_BASE_URL"].split("/")[2].split(":")
+    path = "/" + os.environ["OPENAI_BASE_URL"].split("/", 3)[3] + "/chat/completions"
+    key = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+    paths = [[user(tag)]]
+    for _ in range(12):
+        kind, messages = (
+            draw.choice(["good", "good", "good", "gone", "bytes", "shape", "deep", "cut"]),
+            draw.choice(paths),
+        )
+        body = json.dumps({"messages": [*messages, user(f"{tag} <eos> {draw.random()}")]}).encode()
+        connection = http.client.HTTPConnection(host, int(port))
+        if kind == "good":
+            said = answer(messages)
+            assert said["content"].startswith(f"[{tag}]"), (said, tag)
+            paths.append([*messages, said, user(draw.choice(["", "<|im_end|>", "\x00", "\U0001f600", tag]))])
+        elif kind == "gone":
+            connection.request("POST", path, body, key)
+            connection.close()
+        elif kind == "cut":
+            connection.putrequest("POST", path)
+            connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body[: draw.randrange(len(body))])
+            connection.close()
+        else:
+            odd = {"bytes": draw.randbytes(200), "shape": json.dumps({"messages": draw.random()}).encode()}
+            connection.request("POST", path, odd.get(kind, b"[" * 50_000), key)
+            assert connection.getresponse().status == 400
+            connection.close()
+    answer([user(tag)])
+    return 1.0
 
 
 def misuses(task: dict[str, Any]) -> float:

@@ -19,7 +19,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.envs.placement import make_envs
 from lmgym.envs.program import AgentProgram
 from lmgym.envs.vector import EnvFailure, InProcess
-from lmgym.inference.base import Sampling
+from lmgym.inference.base import Completion, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
 from lmgym.rollouts.players import Actor
@@ -28,7 +28,7 @@ from lmgym.text.chat import decode
 from lmgym.types import Episode, Example
 from tests import models, runs
 from tests.parity.test_resume import Interrupting
-from tests.property.test_rendering import Script, chat, ids_of
+from tests.property.test_rendering import CHATML, Script, chat, chat_tokenizer, ids_of
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 PROGRAM = str(Path(__file__).parent / "asking_program.py")
@@ -233,6 +233,44 @@ def test_who_is_faster_changes_nothing() -> None:
     assert len({json.dumps(episode.to_json()) for episode in one}) == 4
     assert all(len(episode.turns) == 5 and not episode.error for episode in one)
     assert any(len(episode.rows()) > 1 for episode in one)
+
+
+class Names(Script):
+    """Answers with the session's tag that the prompt begins with, and a control token's name."""
+
+    def __init__(self) -> None:
+        super().__init__([], [chat.eos_token_id])
+
+    def generate(self, requests: Any, sampling: Sampling, ended: Any = None) -> list[Completion]:
+        self.asked.append(list(requests))
+        tags = [re.findall(r"session \d+", decode(chat, request.prompt_ids)) for request in requests]
+        assert all(len({*own}) == 1 for own in tags)
+        answers = [[*ids_of(f"[{own[0]}] <|im_"), chat.eos_token_id] for own in tags]
+        return [Completion(answer, [-0.5] * len(answer), "eos") for answer in answers]
+
+
+@pytest.mark.slow
+def test_hostile_programs_get_the_answers_of_their_own_sessions() -> None:
+    envs = InProcess(lambda: environment("chaos"))
+    prompts = [(place, Example(f"a/{place}", f"session {place}")) for place in range(40)]
+    episodes = collect(prompts, Actor(Names(), chat), Sampling(), (0, "chaos"), envs)
+    envs.close()
+    assert [(episode.error, episode.score) for episode in episodes] == [("", 1.0)] * 40
+    ends = [chat.convert_tokens_to_ids(name) for name in ("<|im_start|>", "<|im_end|>")]
+    for row in (row for episode in episodes for row in episode.rows()):
+        ids = [id for turn in row for id in (*turn.prompt_ids, *turn.action_ids)]
+        # Texts make no control tokens: as many begin as end.
+        assert ids.count(ends[0]) == ids.count(ends[1])
+
+
+def test_a_request_that_the_template_refuses_costs_its_own_episode() -> None:
+    strict = chat_tokenizer("{% if messages | length > 2 %}{{ raise_exception('too many') }}{% endif %}" + CHATML)
+    answers = [[[*ids_of("4"), chat.eos_token_id]] * 4] * 2
+    envs = InProcess(lambda: environment(ways.pop(0)))
+    ways, actor = ["talk", "together"], Actor(Script(answers, [chat.eos_token_id]), strict)
+    first, second = collect([(0, GAME), (1, GAME)], actor, Sampling(), (0, "t"), envs)
+    envs.close()
+    assert "too many" in first.error and not second.error
 
 
 @pytest.mark.slow
