@@ -185,7 +185,7 @@ def test_a_function_of_trl_gets_what_trl_gives() -> None:
     seen.clear()
     scored = answered("four", "none", color="red")
     scored[1] = replace(scored[1], example=replace(scored[1].example, meta={"level": 7}))
-    assert call_reward(rewarded(notes), scored) == [4.0, 0.0]  # None adds nothing
+    assert call_reward(rewarded(notes), scored) == [4.0, None]  # not judged
     given = dict(seen[0])
     assert callable(given.pop("log_metric"))  # log_extra it does not name
     assert given == {
