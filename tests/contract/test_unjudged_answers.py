@@ -24,6 +24,8 @@ from lmgym.rollouts.rollout import apply_rewards, groups_of
 from lmgym.training.loop import judged_groups
 from lmgym.types import Episode, Example, Turn
 from tests import runs
+from tests.parity.test_resume import Interrupting
+from tests.ranks import Group, group  # noqa: F401 (a fixture)
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("no_picture")
@@ -31,10 +33,8 @@ HERE = "tests.contract.unjudged_rewards"
 EXAMPLE = Example("a/0", "2+2=", ("4",))
 
 
-def answers(*texts: str, group: int = 4) -> list[Episode]:
-    return [
-        Episode(EXAMPLE, index // group, index, [Turn([1], [2], [-0.1], text)]) for index, text in enumerate(texts)
-    ]
+def answers(*texts: str, size: int = 4) -> list[Episode]:
+    return [Episode(EXAMPLE, index // size, index, [Turn([1], [2], [-0.1], text)]) for index, text in enumerate(texts)]
 
 
 def gives(*values: Any) -> Reward:
@@ -182,7 +182,7 @@ def test_a_beginning_that_cannot_be_judged_is_worth_as_much_as_the_one_before() 
 
 
 def scored_groups() -> list[Episode]:
-    scored = answers("a", "b", "c", "d", group=2)
+    scored = answers("a", "b", "c", "d", size=2)
     apply_rewards(scored, [gives(1.0, None, None, None), Reward("other", 0.0, lambda t, _: [0.0, 1.0, None, 1.0])])
     return scored
 
@@ -232,7 +232,18 @@ def test_an_answer_without_a_judged_baseline_takes_no_part() -> None:
 # Whole runs
 
 SOME = {f"{HERE}:even_lengths": 1.0}
-SAMPLED = ["a2c", "grpo", "nlpo", "online_dpo", "ppo", "raft", "reinforce", "reinforce_pp", "reinforce_stable", "replay"]
+SAMPLED = [
+    "a2c",
+    "grpo",
+    "nlpo",
+    "online_dpo",
+    "ppo",
+    "raft",
+    "reinforce",
+    "reinforce_pp",
+    "reinforce_stable",
+    "replay",
+]
 SAMPLED += ["rloo", "trpo", "xpo", "nash_md"]
 
 
@@ -251,11 +262,30 @@ def test_every_algorithm_goes_without_them(tmp_path: Path, name: str) -> None:
 
 
 def test_a_run_with_them_is_resumed_bit_for_bit(tmp_path: Path) -> None:
-    changes = {"rewards": SOME, "checkpoint": {"every": 1}, "steps": 4}
+    """Its buffer holds judged answers alone, its running estimate is of these, and the reward raises too."""
+    rewards = {"mine": {"reward": f"{HERE}:even_lengths", "normalise": True}, f"{HERE}:odd_raises": 0.5}
+    changes = {"rewards": rewards, "rewards_failed": 1.0, "algorithm": {"name": "replay", "group_size": 4}}
     whole = runs.run(tmp_path / "whole", **changes)
-    part = runs.run(tmp_path / "part", **{**changes, "steps": 2})
-    runs.run(part, **changes)
-    runs.assert_equal_runs(whole, part)
+    halves = runs.run(tmp_path / "halves", Interrupting(at=3), **changes)
+    buffer = runs.algorithm_state(halves)
+    assert '"judged": true' in json.dumps(buffer) and '"judged": false' not in json.dumps(buffer)
+    runs.run(halves, **changes)
+    runs.assert_equal_runs(whole, halves)
+
+
+@pytest.mark.slow
+def test_ranks_leave_out_the_same_answers(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """The error of an answer that another rank has judged travels with it."""
+    changes = {"rewards": {**SOME, f"{HERE}:odd_raises": 0.5}, "rewards_failed": 1.0, "logs": {"rollouts": "all"}}
+    one = runs.run(tmp_path / "one", **changes, steps=1)
+    recipe = runs.write(tmp_path / "two.yaml", **changes, steps=1)
+    assert group.run(2, ["train", str(recipe), f"out={tmp_path / 'two'}"]) == [0, 0], group.said() + group.said(1)
+    ours = [runs.records(folder / "rollouts.jsonl") for folder in (one, tmp_path / "two")]
+    names = ("score", "reward_components", "reward_errors")
+    assert [[r.get(name) for name in names] for r in ours[0]] == [[r.get(name) for name in names] for r in ours[1]]
+    assert any(record.get("reward_errors") for record in ours[0])
+    metrics = [runs.records(folder / "metrics.jsonl") for folder in (one, tmp_path / "two")]
+    assert metrics[0][1]["unjudged"] == metrics[1][1]["unjudged"] > 0
 
 
 def test_a_step_in_which_nothing_is_judged_is_drawn_again(tmp_path: Path) -> None:
@@ -272,7 +302,7 @@ def test_a_step_in_which_nothing_is_judged_is_drawn_again(tmp_path: Path) -> Non
 @pytest.mark.processes
 def test_a_run_ends_where_a_reward_fails_for_too_many(tmp_path: Path) -> None:
     rewards = {f"{HERE}:odd_raises": 1.0}
-    with pytest.raises(LmgymError, match="odd_raises' failed for .* and rewards_failed allows .*: .*an odd text"):
+    with pytest.raises(LmgymError, match=r"odd_raises' failed for .* and rewards_failed allows .*: .*an odd text"):
         runs.run(tmp_path / "few", rewards=rewards, evaluation=None, rewards_failed=0.1)
     with pytest.raises(LmgymError, match="odd_raises' raised ValueError: an odd text"):
         runs.run(tmp_path / "none", rewards=rewards, evaluation=None, rewards_failed=0)
