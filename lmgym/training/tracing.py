@@ -223,7 +223,7 @@ def reason_left_out(episode: Episode, group: Iterable[Episode]) -> str:
     if episode.error:
         return "its environment failed"
     if not episode.judged:
-        return "no reward judged it"
+        return ": ".join(["no reward judged it", *list(episode.reward_errors.values())[:1]])
     group = list(group)
     if any(other.selected for other in group):
         return "others of its group were chosen"
