@@ -29,7 +29,7 @@ from lmgym.training.judgements import judgements
 from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards
 from lmgym.training.stage import StageRun
-from lmgym.training.symptoms import flat_results
+from lmgym.training.symptoms import flat_results, warn_of_unjudged
 from lmgym.types import Episode, Example
 
 
@@ -121,7 +121,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     result = Evaluation({}, [])
     if stage.algorithm.requirements.makes_policy:  # a reward model answers nothing
         run.renew_engine()
-        how = (seed, section.samples, config.reward_timeout, section.best_of)
+        how = (seed, section.samples, config.reward_timeout, section.best_of, config.rewards_failed)
         result = evaluate(examples, stage.actor, sampling, rewards, stage.held_out_envs, *how)
     results = dict(result.results)
     if _measures_references(stage, examples):
@@ -135,6 +135,8 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     record |= flat_results(plain)
     run.writer.metrics(record)
     run.callbacks.on_evaluation(EvaluationEnd(stage.config.name, stage.step, split, result.episodes, record))
+    where = f"the evaluation on {split} after step {stage.step}"
+    warn_of_unjudged(stage, rewards, result.episodes, where)
     tracked = result.episodes[: config.logs.samples * section.samples : section.samples]  # the same prompts every time
     predictions = config.logs.predictions
     recorded = result.episodes if predictions is True else tracked
@@ -144,7 +146,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
         write = registry.load_attribute(predictions, "logs.predictions")
         write(run.folder, run.progress.version, split, result.episodes)
     shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
-    run.console.evaluation(stage.step, {name: results[name] for name in shown}, split)
+    run.console.evaluation(stage.step, {name: results[name] for name in shown if name in results}, split)
     kept: dict[str, Any] = {"stage": stage.config.name, "step": stage.step, "split": split}
     if judged.bins:
         kept["calibration"] = [asdict(one) for one in judged.bins]

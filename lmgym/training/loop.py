@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, collate
 from lmgym.config.schema import Config
 from lmgym.core import seeds
@@ -104,8 +105,8 @@ def advance(stage: StageRun) -> None:
 
 def gather(stage: StageRun, step: int) -> list[Episode]:
     """All episodes of a step, scored: prompts from the stream, answers from the engine (or the data), rewards,
-    and more draws if the algorithm wants them. `Episode.selected` says which ones the algorithm trains on. Raises
-    LmgymError if it has rejected every group of all draws."""
+    and more draws if the algorithm wants them, or if no answer was judged. `Episode.selected` says which ones the
+    algorithm trains on. Raises LmgymError if it has rejected every group of all draws."""
     groups, selected = drawn_groups(stage, step)
     if step + 1 < stage.config.steps:
         stage.source.begin_next(partial(stage.draw, step + 1))
@@ -114,9 +115,10 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
 
 
 def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[list[Episode]]]:
-    """The groups of all draws of a step, until the algorithm wants no more, and those that it selects."""
+    """The groups of all draws of a step, until the algorithm wants no more, and those that it selects. It is shown the
+    answers that were judged."""
     algorithm, config = stage.algorithm, stage.config
-    groups, selected = list[list[Episode]](), list[list[Episode]]()
+    groups, usable, selected = list[list[Episode]](), list[list[Episode]](), list[list[Episode]]()
     if stage.source.samples:
         stage.run.renew_engine()
     for number in range(config.max_draws):
@@ -131,15 +133,39 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
         if given := stage.given(step, number, first_group=len(groups)):
             episodes = with_given(episodes, replace(draw, prompts=given))
         groups += groups_of(episodes)
-        selected, more = algorithm.select(groups, config.prompts_per_step)
-        if not more:
-            break
+        usable = judged_groups(groups, algorithm.requirements)
+        if usable or not groups:
+            selected, more = algorithm.select(usable, config.prompts_per_step)
+            if not more:
+                break
+    if groups and not usable:
+        count = sum(map(len, groups))
+        raise LmgymError(
+            f"step {step + 1}: not one of the {count} answers of {config.max_draws} draws was judged: the rewards gave "
+            f"None or failed for all of them{first_error(groups)}"
+        )
     if not any(selected):
         raise LmgymError(
             f"step {step + 1}: the algorithm rejected every group of {config.max_draws} draws; "
             "raise max_draws, or choose prompts of another difficulty"
         )
     return groups, selected
+
+
+def judged_groups(groups: list[list[Episode]], required: Requirements) -> list[list[Episode]]:
+    """The groups without the answers that no reward could judge, which have no part in the step, nor those whose
+    baseline could not be judged; all of them, where the algorithm learns from no reward."""
+    if not required.reward:
+        return groups
+    compared = required.greedy or (required.rival is not None and not required.rival.trains)
+    judged = ([one for one in group if one.judged and not (compared and one.baseline is None)] for group in groups)
+    return [group for group in judged if group]
+
+
+def first_error(groups: list[list[Episode]]) -> str:
+    """What the first reward that failed has raised, as the end of a sentence; empty if none has."""
+    errors = (error for group in groups for episode in group for error in episode.reward_errors.values())
+    return next((f"; the first: {error}" for error in errors), "")
 
 
 def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) -> list[Episode]:
