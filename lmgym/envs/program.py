@@ -30,14 +30,15 @@ LOCAL = "127.0.0.1,localhost"  # never asked through a proxy
 @registry.register("env", "agent")
 @dataclass(kw_only=True)
 class AgentProgram(Section):
-    """A program a episode. It finds the policy at OPENAI_BASE_URL with OPENAI_API_KEY, the example as JSON on its
-    standard input, and a seed for what it draws itself in LMGYM_SEED; it works in a folder of its own. Each of its
+    """A program for each episode. It finds the policy at OPENAI_BASE_URL with OPENAI_API_KEY, the example as JSON on
+    its standard input, and a seed for what it draws itself in LMGYM_SEED; it works in a folder of its own. Each of its
     requests is a turn of the policy.
 
     - `command`: the program and its arguments; those that are files here are given by their full path.
     - `reward`: `printed` (the last line of its output is JSON such as {"reward": 1.0}), or `none`: the recipe's
       `rewards:` alone judge the conversation.
     - `seconds`: how long the program may work in an episode, without the time that it waits for the policy.
+    - `max_turns`: most turns of the policy in an episode, which is then truncated, and the program killed.
     - `parallel`: how many programs work at the same time; the others wait to start, or for their replies.
     - `output_mib`: most that it may write to its output and errors.
     - `tool_prompt`: `template` gives the schemas of a request's tools to the chat template; `system` puts them, and how
@@ -54,6 +55,7 @@ class AgentProgram(Section):
     command: list[str]
     reward: Literal["printed", "none"] = "printed"
     seconds: PositiveFloat = 120.0
+    max_turns: PositiveInt = 100
     parallel: PositiveInt = 16
     output_mib: PositiveInt = 16
     tool_prompt: Literal["template", "system"] = "template"
@@ -137,6 +139,8 @@ class AgentProgram(Section):
 
     def _ask(self, request: ChatRequest) -> Step:
         """The request as a step of the environment."""
+        if self._tree.count >= self.max_turns:
+            return Step(truncated=True)
         place, messages = self._tree.place(request), self._tree.messages(request)
         template: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
         covered = place.covered

@@ -6,8 +6,10 @@ until the rollout has sampled its answer. A web page cannot ask (Origin and Host
 import hmac
 import json
 import secrets
+import socket
 import threading
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -17,6 +19,7 @@ from lmgym.gateway.wire import Refused, chat_body, chat_events, read_json, read_
 
 LARGEST = 2**23  # bytes of a request's body
 IDLE = 600.0  # seconds that a connection may be silent: clients keep theirs open between requests
+LINGERING = 2.0  # seconds that a refused client may stay silent before its connection is closed
 MOST_CONNECTIONS = 1024
 MODEL = "policy"
 CHAT = "chat/completions"
@@ -140,9 +143,16 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _refuse(self, refused: Refused) -> None:
-        self.close_connection = True  # its body may not have been read
+        self.close_connection = True
         error = {"message": str(refused), "type": "invalid_request_error", "param": None, "code": None}
         self._send(refused.status, json.dumps({"error": error}).encode())
+        # What is left of the request is read, or the client would see a lost connection in place of the answer.
+        self.connection.shutdown(socket.SHUT_WR)
+        self.connection.settimeout(LINGERING)
+        left = 2 * LARGEST
+        with suppress(OSError):
+            while left > 0 and (piece := self.rfile.read1(2**16)):
+                left -= len(piece)
 
     def _send(self, status: int, body: bytes, kind: str = "application/json") -> None:
         self.send_response(status)

@@ -189,6 +189,12 @@ def leaves_something(task: dict[str, Any]) -> float:
     return 0.5
 
 
+def endless(task: dict[str, Any]) -> float:
+    messages = [user("a")]
+    while True:
+        messages += [answer(messages), user("b")]
+
+
 def silent(task: dict[str, Any]) -> float:
     return 1.0
 

@@ -130,6 +130,11 @@ def test_what_is_not_supported_is_refused_and_the_session_goes_on() -> None:
     assert played("misuses", ["4"]).score == 1.0
 
 
+def test_an_endless_conversation_is_cut_off() -> None:
+    episode = played("endless", ["4"] * 5, max_turns=4)
+    assert not episode.error and len(episode.turns) == 4 and not episode.terminated and episode.score == 0.0
+
+
 def test_requests_at_the_same_time_are_turns_of_their_own() -> None:
     episode = played("together", ["4", "5", "6"])
     assert episode.score == 3.0 and len(episode.rows()) == 3
