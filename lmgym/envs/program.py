@@ -216,7 +216,7 @@ def _variables(address: str, key: str, seed: int) -> dict[str, str]:
         given["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, given["PYTHONPATH"].split(os.pathsep)))
     for name in ("NO_PROXY", "no_proxy"):
         given[name] = ",".join(filter(None, [given.get(name, ""), LOCAL]))
-    return {**given, "OPENAI_BASE_URL": address, "OPENAI_API_KEY": key, "LMGYM_SEED": str(seed)}
+    return {**given, "OPENAI_BASE_URL": address, "OPENAI_API_KEY": key, "LMGYM_SEED": str(seed % 2**32)}
 
 
 def _full(word: str) -> str:
