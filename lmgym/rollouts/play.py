@@ -13,7 +13,7 @@ from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import Envs
 from lmgym.inference.base import Sampling
 from lmgym.rewards.base import Reward, episodes_to_judge
-from lmgym.rewards.running.failures import too_many
+from lmgym.rewards.failures import too_many
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import apply_rewards, collect_numbered, finished_episodes
 from lmgym.types import Episode, Example

@@ -16,8 +16,8 @@ from lmgym.processes.pool import Failure
 from lmgym.rewards.base import Reward, call_reward
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
+from lmgym.rewards.failures import RewardFailed, values_or_failures
 from lmgym.rewards.normalisation import Moments, normalise
-from lmgym.rewards.running.failures import RewardFailed, values_or_failures
 from lmgym.rewards.token_credit import rewards_by_turn
 from lmgym.rollouts.evaluate import measured
 from lmgym.rollouts.rollout import apply_rewards, groups_of
