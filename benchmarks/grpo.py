@@ -2,6 +2,7 @@
 
 python -m benchmarks.grpo                                          W1, W2 and W3, a table each
 python -m benchmarks.grpo --workloads w1 --only lmgym-fp32 trl-1.16-fp32
+python -m benchmarks.grpo --workloads w6 w7 --only lmgym-bf16 lmgym-bf16-lora trl-1.16-autocast --rounds 2
 python -m benchmarks.grpo --workloads w1 --tune --rounds 1         TRL's settings, each alone
 
 One optimizer step on 8 groups of 8 answers; no reference model, no scoring pass: neither library needs one here. TRL
@@ -29,6 +30,7 @@ LMGYM_SETTINGS: dict[str, dict[str, Any]] = {
     "lmgym-bf16": {"compute": "bfloat16"},
     "lmgym-bf16-2048": {"compute": "bfloat16", "tokens_per_forward": 2048},  # less memory
     "lmgym-bf16-1024": {"compute": "bfloat16", "tokens_per_forward": 1024},
+    "lmgym-bf16-lora": {"compute": "bfloat16", "lora_rank": 32},
     "lmgym-fp32": {"compute": "float32"},
     "lmgym-fp32-onednn": {"compute": "float32", "products": "onednn"},
     "lmgym-fp32-16384": {"compute": "float32", "tokens_per_forward": 16_384},  # all at once
@@ -45,14 +47,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             workloads.write(workload, Path(folder))
             for group in [[each] for each in chosen] if arguments.tune else [chosen]:
-                results = measure(group, Path(folder), arguments.rounds, arguments.warmup, arguments.threads)
+                results = measure(
+                    group, Path(folder), arguments.rounds, arguments.warmup, arguments.threads, arguments.busy
+                )
                 reports.report(f"GRPO step, {workload.name}", results, arguments)
 
 
 def parsed() -> argparse.Namespace:
     parser = reports.options(__doc__, [*LMGYM_SETTINGS, *TRL])
+    parser.add_argument("--busy", type=int, default=0, help="other processes that keep a core busy meanwhile")
     known = list(workloads.BY_NAME)
-    parser.add_argument("--workloads", nargs="+", choices=known, default=known)
+    parser.add_argument("--workloads", nargs="+", choices=known, default=workloads.SMALL)
     parser.add_argument("--tune", action="store_true", help="each alone, by default TRL's settings")
     arguments = parser.parse_args()
     arguments.only = arguments.only or (list(TRL) if arguments.tune else IN_TABLES)

@@ -65,9 +65,17 @@ class Result:
             self.parts.append(answer["parts"])
 
 
-def measure(contenders: Sequence[Contender], workload: Path, rounds: int, warmup: int, threads: int) -> list[Result]:
-    """Run `warmup` + `rounds` rounds, each contender one step a round, and return the latter's numbers."""
+SPINS = {"GOMP_SPINCOUNT": "3000"}  # as `import lmgym` sets it; the contenders import torch first
+
+
+def measure(
+    contenders: Sequence[Contender], workload: Path, rounds: int, warmup: int, threads: int, busy: int = 0
+) -> list[Result]:
+    """Run `warmup` + `rounds` rounds, each contender one step a round, and return the latter's numbers. `busy` other
+    processes keep a core busy each meanwhile."""
     with ExitStack() as stack:
+        for _ in range(busy):
+            stack.enter_context(spinning())
         running = [stack.enter_context(started(contender, workload, threads)) for contender in contenders]
         results = [
             Result(contender.name, heard(process, log)["ready"])
@@ -87,15 +95,27 @@ def measure(contenders: Sequence[Contender], workload: Path, rounds: int, warmup
 
 
 @contextmanager
+def spinning() -> Iterator[None]:
+    """A process that does nothing but keep a core busy, until the block ends."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def started(contender: Contender, workload: Path, threads: int) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
     """The contender's process and the file that holds what it says on stderr; it ends with the block."""
     settings = json.dumps({**contender.settings, "threads": threads})
     command = [contender.python, "-m", f"benchmarks.contenders.{contender.module}", workload, settings]
+    own = SPINS if contender.module.startswith("lmgym") else {}
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [str(part) for part in command],
             cwd=ROOT,
-            env=os.environ | OFFLINE | {"OMP_NUM_THREADS": str(threads)},
+            env=os.environ | OFFLINE | own | {"OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

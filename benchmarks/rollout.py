@@ -23,22 +23,26 @@ def main() -> None:
     arguments = parsed()
     for name in arguments.workloads:
         workload = reports.sized(workloads.BY_NAME[name](arguments.seed), arguments)
-        heads = {"num_attention_heads": arguments.heads, "num_key_value_heads": arguments.heads}
-        workload = replace(workload, shape={**workload.shape, **heads})
+        if arguments.heads:
+            heads = {"num_attention_heads": arguments.heads, "num_key_value_heads": arguments.heads}
+            workload = replace(workload, shape={**workload.shape, **heads})
         chosen = [contender(each, arguments) for each in arguments.only]
         with tempfile.TemporaryDirectory() as folder:
             workloads.write(workload, Path(folder))
-            results = measure(chosen, Path(folder), arguments.rounds, arguments.warmup, arguments.threads)
-        title = f"Rollout, {workload.name}, {arguments.precision}, {arguments.heads} heads"
+            results = measure(
+                chosen, Path(folder), arguments.rounds, arguments.warmup, arguments.threads, arguments.busy
+            )
+        title = f"Rollout, {workload.name}, {arguments.precision}, {workload.shape['num_attention_heads']} heads"
         reports.report(title, results, arguments, tokens=workload.sampled)
 
 
 def parsed() -> argparse.Namespace:
     parser = reports.options(__doc__, NAMES)
+    parser.add_argument("--busy", type=int, default=0, help="other processes that keep a core busy meanwhile")
     known = list(workloads.BY_NAME)
-    parser.add_argument("--workloads", nargs="+", choices=known, default=known)
+    parser.add_argument("--workloads", nargs="+", choices=known, default=workloads.SMALL)
     parser.add_argument("--precision", choices=list(COMPUTE), default="bf16")
-    parser.add_argument("--heads", type=int, default=workloads.LLAMA_15M["num_attention_heads"])
+    parser.add_argument("--heads", type=int, help="of queries and of keys; default: the workload's")
     arguments = parser.parse_args()
     arguments.only = arguments.only or IN_TABLES
     return arguments

@@ -28,6 +28,31 @@ LLAMA_15M: dict[str, Any] = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 1024,
 }
+SMOLLM2_135M: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 8192,
+}
+GEMMA3_270M: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262_144,
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32_768,
+}
 QWEN25_HALF_B: dict[str, Any] = {
     "model_type": "qwen2",
     "vocab_size": 151_936,
@@ -119,7 +144,19 @@ def w5(seed: int = 0, shape: Mapping[str, Any] = QWEN25_HALF_B) -> Workload:
     return Workload("W5", prompts, 8, 512, seed, shape=shape)
 
 
-BY_NAME = {"w1": w1, "w2": w2, "w3": w3}
+def w6(seed: int = 0, name: str = "W6", shape: Mapping[str, Any] = SMOLLM2_135M) -> Workload:
+    """W6, SmolLM2-135M's shape: 4 prompts of 100 random tokens, 8 answers each, exactly 96 new tokens."""
+    prompts = random_prompts(random.Random(seed), [100] * 4, shape["vocab_size"])
+    return Workload(name, prompts, 8, 96, seed, shape=shape)
+
+
+def w7(seed: int = 0) -> Workload:
+    """W7, Gemma 3 270M's shape (a large vocabulary, sliding windows): W6 otherwise."""
+    return w6(seed, "W7", GEMMA3_270M)
+
+
+BY_NAME = {"w1": w1, "w2": w2, "w3": w3, "w6": w6, "w7": w7}
+SMALL = ["w1", "w2", "w3"]
 
 
 def random_prompts(

@@ -13,6 +13,8 @@ A loop of one's own has the lines of lmgym/training/loop.py: `start`, `stages_le
 import importlib
 from typing import Any
 
+import lmgym.core.waiting  # noqa: F401 (sets how torch's threads wait, before torch is imported)
+
 __version__ = "0.1.0"
 
 _HOMES = {

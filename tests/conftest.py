@@ -12,6 +12,7 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order: what must be equal bit for bit can be
 os.environ["MKL_NUM_THREADS"] = "1"
+os.environ["GOMP_SPINCOUNT"] = "3000"  # as `import lmgym` sets it, unless torch was imported before it
 os.environ["MPLBACKEND"] = "Agg"
 if "torch" in sys.modules:  # a pytest plug-in was faster
     sys.modules["torch"].set_num_threads(1)

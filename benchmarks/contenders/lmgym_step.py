@@ -40,6 +40,7 @@ DEFAULTS = {
     "compute": "auto",  # float32, bfloat16; the parameters are fp32 in any case
     "device": "cpu",  # cuda
     "products": "torch",  # onednn
+    "lora_rank": None,  # all weights learn
     "attention": "padded",  # flex
     "captured": False,  # decoding steps as CUDA graphs
     "epochs": 1,
@@ -98,7 +99,9 @@ def config_of(folder: Path, workload: workloads.Workload, settings: dict[str, An
     hyperparameters and reference model."""
     algorithm = {"name": settings["algorithm"], "group_size": workload.completions}
     policy = {"model": str(folder / "model")}
-    policy |= {key: settings[key] for key in ("compute", "device", "products", "attention", "tokens_per_forward")}
+    policy |= {
+        key: settings[key] for key in ("compute", "device", "products", "attention", "tokens_per_forward", "lora_rank")
+    }
     if settings["algorithm"] == "ppo":
         algorithm["preset"] = "trl"  # kl_coefficient 0.05
         policy["critic"] = settings["critic"]

@@ -5,7 +5,6 @@ Importing this loads no torch; each command imports its modules when it runs."""
 import argparse
 import errno
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,19 +40,8 @@ EPILOG = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit status (0 done, 1 an error that users can correct, 130 Ctrl-C)."""
-    wait_asleep()
     with surviving_output() as output:
         return _main(arguments, output)
-
-
-def wait_asleep() -> None:
-    """Let a thread of torch's that waits for another one go to sleep after some microseconds, unless the user has set
-    how (OMP_WAIT_POLICY, GOMP_SPINCOUNT). It must be called before torch is imported.
-
-    The default of GNU OpenMP is to spin for milliseconds, again and again. If another program has the core that the
-    other thread needs, one training step was seen to take 6 s instead of 0.1; alone, nothing changes (docs/log.md)."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
 def _main(arguments: Sequence[str] | None, output: HarmlessOutput) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.schema import Config, Stage
+from lmgym.core import waiting
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.envs.placement import make_envs
@@ -51,6 +52,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     Example: with start(load_config("quickstart", ["out=runs/mine"])) as run: ..."""
     check_process()
     console = (console or Console()) if ranks.first else Console(quiet=True)
+    if not waiting.IN_TIME:
+        console.say(waiting.TORCH_CAME_FIRST)
     folder = Path(config.out or DEFAULT_FOLDER).absolute()
     lock = lock_begun(folder, console.warn) if ranks.first else None  # before it is decided where the run stands
     try:
