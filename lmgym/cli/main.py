@@ -26,6 +26,7 @@ EPILOG = """examples:
   lmgym check gsm8k_grpo                                          a dry run: lengths, stops, rewards, memory
   lmgym eval runs/quickstart --samples 8                          pass@1, 2, 4, 8; also of a checkpoint, or with --model
   lmgym compare runs/a runs/b                                     the same problems: the difference and its interval
+  lmgym compare 'runs/a-*' 'runs/b-*'                             two groups of seeds, paired by seed
   lmgym doctor runs/quickstart                                    what is wrong with a run, and what to do
   lmgym plot runs/a runs/b --metric reward --out reward.svg       one metric of several runs, for a paper
   lmgym view runs/quickstart                                      a page: curves, groups of answers, tokens
@@ -96,7 +97,7 @@ def _run(given: argparse.Namespace) -> int:
 COMMANDS = {  # command: its module, and its help
     "train": ("train", "train a recipe, or resume a run folder"),
     "eval": ("evaluate", "evaluate a run, one of its checkpoints, or another model as a recipe says"),
-    "compare": ("compare", "compare two models on the same examples, prompt by prompt"),
+    "compare": ("compare", "compare two models prompt by prompt, or two groups of runs seed by seed"),
     "generate": ("generate", "answer prompts (--prompt, --file, or one a line on standard input)"),
     "doctor": ("doctor", "say what is wrong with a run, worst first, and what to do"),
     "plot": ("plot", "draw one metric of several runs, with intervals over seeds"),
