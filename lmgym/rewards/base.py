@@ -19,8 +19,8 @@ from lmgym.processes import coroutines
 from lmgym.processes.coroutines import result_of
 from lmgym.processes.pool import Failure
 from lmgym.rewards import adapters
+from lmgym.rewards.failures import RewardFailed
 from lmgym.rewards.running.alarm import TimeUp, alarm
-from lmgym.rewards.running.failures import RewardFailed
 from lmgym.rewards.running.pooled import NeedsTorch, Pooled, pooled_values
 from lmgym.rewards.views import Stripping, as_sequence, strip_thoughts, with_text
 from lmgym.types import Episode, Example

@@ -6,7 +6,7 @@ from typing import Any
 
 from lmgym.processes.pool import Failure
 from lmgym.rewards.base import Reward, call_reward
-from lmgym.rewards.running.failures import values_or_failures
+from lmgym.rewards.failures import values_or_failures
 from lmgym.rewards.token_credit import rewards_by_token, rewards_by_turn
 from lmgym.types import Episode
 

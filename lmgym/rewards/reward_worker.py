@@ -16,8 +16,8 @@ from lmgym.core.errors import LmgymError, describe
 from lmgym.processes.pool import Failure
 from lmgym.rewards.adapters import Style, adapted
 from lmgym.rewards.base import Reward, call_reward, episodes
+from lmgym.rewards.failures import RewardFailed
 from lmgym.rewards.foreign.signature import notes_of
-from lmgym.rewards.running.failures import RewardFailed
 from lmgym.rewards.running.pooled import NeedsTorch, episode_from_json, unpacked
 from lmgym.types import Episode, Example, Turn
 

@@ -13,6 +13,7 @@ from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import Envs
 from lmgym.inference.base import Sampling
 from lmgym.rewards.base import Reward, episodes_to_judge
+from lmgym.rewards.failures import too_many
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import apply_rewards, collect_numbered, finished_episodes
 from lmgym.types import Episode, Example
@@ -66,12 +67,15 @@ def checked(draw: Draw, episodes: list[Episode]) -> list[Episode]:
     for name, error in (item for episode in episodes for item in episode.reward_errors.items()):
         failed.setdefault(name, []).append(error)
     for name, errors in failed.items():
-        if len(errors) > draw.rewards_failed * len(episodes) + 1e-9:
-            raise LmgymError(
-                f"reward '{name}' failed for {len(errors)} of {len(episodes)} answers, and rewards_failed "
-                f"({draw.rewards_failed:g}) allows fewer; the first: {errors[0]}"
-            )
+        most = share_of(draw.rewards_failed, len(episodes))
+        if len(errors) > most:
+            raise LmgymError(too_many(name, errors, most))
     return episodes
+
+
+def share_of(share: float, count: int) -> int:
+    """A share of a number, rounded down. Example: share_of(0.29, 100) -> 29, where the product is 28.999..."""
+    return math.floor(share * count + 1e-9)
 
 
 def play_share(draw: Draw) -> dict[int, list[Episode]]:
@@ -81,7 +85,7 @@ def play_share(draw: Draw) -> dict[int, list[Episode]]:
     share = actor.ranks.share_groups(enumerate(draw.prompts), group=lambda numbered: numbered[1][0])
     played = collect_numbered(share, actor, draw.sampling, draw.key, draw.envs, background_scoring(draw.rewards))
     players = max((len(each) for each in played.values()), default=1)  # of a game: each has an answer of its own
-    most = math.floor(draw.rewards_failed * players * len(draw.prompts) + 1e-9)  # 0.29 * 100 is 28.999...
+    most = share_of(draw.rewards_failed, players * len(draw.prompts))
     apply_rewards([one for each in played.values() for one in each], draw.rewards, draw.timeout, actor.tokenizer, most)
     return played
 

@@ -29,7 +29,8 @@ from lmgym.training.judgements import judgements
 from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards
 from lmgym.training.stage import StageRun
-from lmgym.training.symptoms import flat_results, warn_of_unjudged
+from lmgym.training.symptoms import flat_results
+from lmgym.training.unjudged import warn_of_unjudged
 from lmgym.types import Episode, Example
 
 
@@ -215,7 +216,7 @@ def _answers(episodes: list[Episode]) -> list[dict[str, Any]]:
             "prompt": e.example.prompt if isinstance(e.example.prompt, str) else e.example.prompt[-1]["content"],
             "text": e.text,
             "reference": e.example.references[0] if e.example.references else "",
-            "reward": e.score,
+            "reward": e.score if e.judged else None,
             **({"conversation": [dict(message) for message in e.messages]} if len(e.turns) > 1 else {}),
         }
         for e in episodes

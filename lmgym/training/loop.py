@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import Batch, collate
 from lmgym.config.schema import Config
 from lmgym.core import seeds
@@ -33,6 +32,7 @@ from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
 from lmgym.training.symptoms import warn_of_failures, warn_of_symptoms
 from lmgym.training.tracing import StepTrace, begin_trace, write_trace
+from lmgym.training.unjudged import judged_groups, refuse_unjudged
 from lmgym.types import Episode
 from lmgym.updates.prepare import batch_metrics, prepare
 from lmgym.updates.update import update
@@ -134,38 +134,17 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
             episodes = with_given(episodes, replace(draw, prompts=given))
         groups += groups_of(episodes)
         usable = judged_groups(groups, algorithm.requirements)
-        if usable or not groups:
-            selected, more = algorithm.select(usable, config.prompts_per_step)
-            if not more:
-                break
+        selected, more = algorithm.select(usable, config.prompts_per_step) if usable or not groups else ([], True)
+        if not more:
+            break
     if groups and not usable:
-        count = sum(map(len, groups))
-        raise LmgymError(
-            f"step {step + 1}: not one of the {count} answers of {config.max_draws} draws was judged: the rewards gave "
-            f"None or failed for all of them{first_error(groups)}"
-        )
+        refuse_unjudged(groups, step)
     if not any(selected):
         raise LmgymError(
             f"step {step + 1}: the algorithm rejected every group of {config.max_draws} draws; "
             "raise max_draws, or choose prompts of another difficulty"
         )
     return groups, selected
-
-
-def judged_groups(groups: list[list[Episode]], required: Requirements) -> list[list[Episode]]:
-    """The groups without the answers that no reward could judge, which have no part in the step, nor those whose
-    baseline could not be judged; all of them, where the algorithm learns from no reward."""
-    if not required.reward:
-        return groups
-    compared = required.greedy or (required.rival is not None and not required.rival.trains)
-    judged = ([one for one in group if one.judged and not (compared and one.baseline is None)] for group in groups)
-    return [group for group in judged if group]
-
-
-def first_error(groups: list[list[Episode]]) -> str:
-    """What the first reward that failed has raised, as the end of a sentence; empty if none has."""
-    errors = (error for group in groups for episode in group for error in episode.reward_errors.values())
-    return next((f"; the first: {error}" for error in errors), "")
 
 
 def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) -> list[Episode]:

@@ -9,8 +9,8 @@ from lmgym.core.errors import describe
 from lmgym.logs.doctor.facts import answer_of_episode
 from lmgym.logs.doctor.rules import LIVE
 from lmgym.logs.records import environment_numbers
-from lmgym.rewards.base import Reward
 from lmgym.training.stage import StageRun
+from lmgym.training.unjudged import warn_of_unjudged
 from lmgym.types import Episode
 
 
@@ -64,20 +64,6 @@ def warn_of_failures(stage: StageRun, episodes: list[Episode], step: int) -> Non
             f"more than half of a step's answers were cut off at sampling.max_new_tokens "
             f"({sampling.max_new_tokens}); they never came to an end, so their rewards may mean little"
         )
-
-
-def warn_of_unjudged(stage: StageRun, rewards: Sequence[Reward], episodes: Sequence[Episode], where: str) -> None:
-    """Warn of each reward that failed for answers, or could not judge them, when it does so for the first time."""
-    for reward in rewards:
-        lacking = [e for e in episodes if e.reward_components.get(reward.name, 0.0) is None]
-        errors = [error for e in lacking if (error := e.reward_errors.get(reward.name)) is not None]
-        if lacking and (reward.name, bool(errors)) not in stage.unjudged:
-            stage.unjudged.add((reward.name, bool(errors)))
-            why = f"; {len(errors)} went wrong, the first: {errors[0]}" if errors else ""
-            stage.run.console.warn(
-                f"{where}: reward '{reward.name}' did not judge {len(lacking)} of {len(episodes)} answers, "
-                f"which is said once; those that no reward judges are left out (`unjudged` in the log){why}"
-            )
 
 
 def evaluation_record(kept: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from lmgym.processes.pool import Failure
 from lmgym.rewards.base import Reward, call_reward
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
+from lmgym.rewards.failures import RewardFailed, values_or_failures
 from lmgym.rewards.normalisation import Moments, normalise
-from lmgym.rewards.running.failures import RewardFailed, values_or_failures
 from lmgym.rewards.token_credit import rewards_by_turn
 from lmgym.rollouts.evaluate import measured
 from lmgym.rollouts.rollout import apply_rewards, groups_of
-from lmgym.training.loop import judged_groups
+from lmgym.training.unjudged import judged_groups
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.parity.test_resume import Interrupting
@@ -79,7 +79,7 @@ def test_a_failure_in_place_of_a_number_is_one_answer_that_went_wrong() -> None:
     apply_rewards(scored, [gives(1.0, Failure("time", "took too long"), 0.0)], most_failures=1)
     assert [one.judged for one in scored] == [True, False, True]
     assert [one.reward_errors for one in scored] == [{}, {"mine": "took too long"}, {}]
-    with pytest.raises(LmgymError, match="reward 'mine' failed for 1 answers: took too long"):
+    with pytest.raises(LmgymError, match=r"^reward 'mine': took too long$"):
         apply_rewards(answers("a"), [gives(Failure("time", "took too long"))])
 
 
@@ -103,7 +103,10 @@ def test_those_to_blame_are_found_and_the_others_keep_their_values(count: int, b
         return [float(one.index) for one in some]
 
     if len(guilty) > most:
-        with pytest.raises(LmgymError, match=f"reward 'mine' failed for {most + 1} answers.*allows {most}: .* raised"):
+        with pytest.raises(
+            LmgymError,
+            match=f"^reward 'mine' raised; it failed for {most + 1} answers, and rewards_failed allows {most}$",
+        ):
             values_or_failures("mine", call, episodes, 60.0, most)
         return
     found = values_or_failures("mine", call, episodes, 60.0, most)
@@ -295,14 +298,14 @@ def test_a_step_in_which_nothing_is_judged_is_drawn_again(tmp_path: Path) -> Non
         tmp_path / "run", rewards={f"{HERE}:first_only": 1.0}, task=later, **once, logs={"rollouts": "all"}
     )
     assert folder.is_dir()
-    with pytest.raises(LmgymError, match="step 1: not one of the 64 answers of 4 draws was judged"):
+    with pytest.raises(LmgymError, match="step 1: no reward judged any of its 64 answers"):
         runs.run(tmp_path / "none", rewards={f"{HERE}:nothing": 1.0}, **once)
 
 
 @pytest.mark.processes
 def test_a_run_ends_where_a_reward_fails_for_too_many(tmp_path: Path) -> None:
     rewards = {f"{HERE}:odd_raises": 1.0}
-    with pytest.raises(LmgymError, match=r"odd_raises' failed for .* and rewards_failed allows .*: .*an odd text"):
+    with pytest.raises(LmgymError, match=r"odd_raises' raised ValueError: an odd text.*; it failed for .* allows 1$"):
         runs.run(tmp_path / "few", rewards=rewards, evaluation=None, rewards_failed=0.1)
     with pytest.raises(LmgymError, match="odd_raises' raised ValueError: an odd text"):
         runs.run(tmp_path / "none", rewards=rewards, evaluation=None, rewards_failed=0)

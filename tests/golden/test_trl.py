@@ -21,7 +21,7 @@ from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.config.build import build
 from lmgym.rewards.base import Reward
 from lmgym.rollouts.rollout import apply_rewards, groups_of
-from lmgym.training.loop import judged_groups
+from lmgym.training.unjudged import judged_groups
 from lmgym.types import Episode, Example, Turn
 from tests import rounding
 from tests.family import grpo

@@ -6,8 +6,8 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError, describe, place
 from lmgym.processes.coroutines import result_of
+from lmgym.rewards.failures import RewardFailed
 from lmgym.rewards.foreign.signature import EpisodeReward, Foreign, note, prompt_of, written_of
-from lmgym.rewards.running.failures import RewardFailed
 from lmgym.types import Episode, Example
 
 TRL = ("prompts", "completions", "completion_ids")  # arguments that are no columns; no column may have these names

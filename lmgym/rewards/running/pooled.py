@@ -13,8 +13,8 @@ from lmgym.core.errors import LmgymError, warn
 from lmgym.core.importable import importable_name, imports_models
 from lmgym.processes.pool import Failure, ProcessPool, shared
 from lmgym.processes.supervisor import STARTUP_SECONDS
+from lmgym.rewards.failures import RewardFailed
 from lmgym.rewards.foreign.signature import note
-from lmgym.rewards.running.failures import RewardFailed
 from lmgym.types import Episode, Example, Turn
 
 WORKER = "lmgym.rewards.reward_worker:run"

@@ -15,6 +15,12 @@ class RewardFailed(LmgymError):
     """A call of a reward has no values: the function raised, took too long, or ended its process."""
 
 
+def too_many(name: str, messages: Sequence[str], most: int) -> str:
+    """The sentence about a reward that has failed for more answers than it may: the first message, and the numbers."""
+    first = messages[0] if f"'{name}'" in messages[0] else f"reward '{name}': {messages[0]}"
+    return f"{first}; it failed for {len(messages)} answers, and rewards_failed allows {most}" if most else first
+
+
 def values_or_failures(
     name: str,
     call: Callable[[Sequence[Episode], float | None], list[Value | Failure]],
@@ -35,8 +41,7 @@ def values_or_failures(
     def counted(found: Sequence[Failure]) -> None:
         failures.extend(found)
         if len(failures) > most:
-            allowed = f", and rewards_failed allows {most}" if most else ""
-            raise LmgymError(f"reward '{name}' failed for {len(failures)} answers{allowed}: {failures[0].message}")
+            raise LmgymError(too_many(name, [failure.message for failure in failures], most))
 
     def judge(part: Sequence[Episode]) -> list[Value | Failure]:
         seconds = timeout
