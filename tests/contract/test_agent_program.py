@@ -31,6 +31,7 @@ from tests.parity.test_resume import Interrupting
 from tests.property.test_rendering import CHATML, Script, chat, chat_tokenizer, ids_of
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
+pytestmark = pytest.mark.processes
 PROGRAM = str(Path(__file__).parent / "asking_program.py")
 GAME = Example("game/0", "2+2=")
 
