@@ -5,6 +5,7 @@ Importing this loads no torch; each command imports its modules when it runs."""
 import argparse
 import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ EPILOG = """examples:
   lmgym check gsm8k_grpo                                          a dry run: lengths, stops, rewards, memory
   lmgym eval runs/quickstart --samples 8                          pass@1, 2, 4, 8; also of a checkpoint, or with --model
   lmgym compare runs/a runs/b                                     the same problems: the difference and its interval
+  lmgym compare 'runs/a-*' 'runs/b-*'                             two groups of seeds, paired by seed
   lmgym doctor runs/quickstart                                    what is wrong with a run, and what to do
   lmgym plot runs/a runs/b --metric reward --out reward.svg       one metric of several runs, for a paper
   lmgym view runs/quickstart                                      a page: curves, groups of answers, tokens
@@ -38,8 +40,24 @@ EPILOG = """examples:
 """
 
 
+FIRST_STEPS = """lmgym trains language models by reinforcement learning. What to do next:
+
+  lmgym train quickstart     train a tiny model: three minutes on two CPU cores
+  lmgym view runs/           look at its curves, answers and tokens in the browser
+  lmgym recipes              other recipes that come with lmgym, and what each needs
+  lmgym init my-project      a task and a reward of your own, with a recipe that trains
+  lmgym check my.yaml        what is wrong with a recipe, before it trains
+
+`lmgym --help` lists all commands, with examples.
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit status (0 done, 1 an error that users can correct, 130 Ctrl-C)."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may stand at the cursor
+        from lmgym.cli.completion import answer
+
+        answer(_parser())
     with surviving_output() as output:
         return _main(arguments, output)
 
@@ -54,7 +72,7 @@ def _main(arguments: Sequence[str] | None, output: HarmlessOutput) -> int:
     if late:
         given.overrides = [*given.overrides, *late]
     if given.verb is None:
-        parser.print_help()
+        print(FIRST_STEPS, end="")
         return 0
     try:
         status = _run(given)
@@ -96,7 +114,7 @@ def _run(given: argparse.Namespace) -> int:
 COMMANDS = {  # command: its module, and its help
     "train": ("train", "train a recipe, or resume a run folder"),
     "eval": ("evaluate", "evaluate a run, one of its checkpoints, or another model as a recipe says"),
-    "compare": ("compare", "compare two models on the same examples, prompt by prompt"),
+    "compare": ("compare", "compare two models prompt by prompt, or two groups of runs seed by seed"),
     "generate": ("generate", "answer prompts (--prompt, --file, or one a line on standard input)"),
     "doctor": ("doctor", "say what is wrong with a run, worst first, and what to do"),
     "plot": ("plot", "draw one metric of several runs, with intervals over seeds"),
@@ -107,6 +125,7 @@ COMMANDS = {  # command: its module, and its help
     "list": ("list", "list the names that recipes can use"),
     "init": ("init", "write a small project with a task and a reward of its own"),
     "recipes": ("packaged", "list the recipes that come with lmgym, or print one"),
+    "completion": ("completion", "print what lets the Tab key of bash, zsh or fish complete lmgym's words"),
     "schema": ("schema", "print the JSON Schema of a recipe, with which editors complete and check one"),
 }
 

@@ -16,6 +16,7 @@ from lmgym.experiments.compared_models import (
     find_models,
     same_examples,
 )
+from lmgym.experiments.compared_tables import print_differences, print_means
 from lmgym.experiments.named_models import NamedModel
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import decimal, json_text
@@ -23,7 +24,6 @@ from lmgym.rewards.base import Reward
 from lmgym.rewards.corpus import Corpus
 from lmgym.rollouts.evaluate import Evaluation, better_directions, is_share, measured
 from lmgym.rollouts.rollout import groups_of
-from lmgym.stats.intervals import direction
 from lmgym.stats.paired import Paired, compare_paired, compare_summed, untested
 from lmgym.training.planning.lengths import check_lengths
 from lmgym.training.planning.preflight import cut_prompts
@@ -133,27 +133,9 @@ def print_comparison(comparison: Comparison, console: Console, limit: int = 4) -
     """Print tables of means and of differences, and the answers that differ most."""
     count = len(comparison.examples)
     several = f", {comparison.samples} answers each" if comparison.samples > 1 else ""
-    console.table(
-        f"{count} prompts of {comparison.split}{several}: mean [95% interval]",
-        ("metric", "A", "B"),
-        [(name, str(result.first), str(result.second)) for name, result in comparison.metrics.items()],
-    )
-    rows, apart = [], []
-    for index, (name, result) in enumerate(comparison.metrics.items()):
-        counts = (result.higher_first, result.equal, result.higher_second)
-        p = "<0.001" if result.p < 0.001 else decimal(result.p)
-        word = "unclear" if result.difference.has_bounds else "-"
-        if result.difference.low > 0 or result.difference.high < 0:
-            word = direction(result.difference.mean, comparison.better.get(name, 0))
-            apart.append(index)
-        prompts = "-" if None in counts else ", ".join(map(str, counts))
-        rows.append((name, str(result.difference), word, p, prompts))
-    console.table(
-        "B - A, of the same prompts [95% interval]",
-        ("metric", "B - A", "B", "p", "A higher, equal, B higher"),
-        rows,
-        bold=apart,
-    )
+    print_means(f"{count} prompts of {comparison.split}{several}: mean [95% interval]", comparison.metrics, console)
+    title = "B - A, of the same prompts [95% interval]"
+    print_differences(title, comparison.metrics, comparison.better, console)
     for note in comparison.notes:
         console.say(note)
     metric, different = comparison.metric, comparison.most_different(limit)

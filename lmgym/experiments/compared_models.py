@@ -59,9 +59,12 @@ def check_same_question(one: NamedModel, other: NamedModel) -> None:
 
 
 def _unlike(one: NamedModel, other: NamedModel, key: str, value: Any, others: Any) -> LmgymError:
+    remedy = f"an override such as {key}={json.dumps(value)} sets it for both"
+    if one.run and one.weights is None:  # a finished run whose model is not asked again
+        remedy = "train both with the same value"
     return LmgymError(
         f"{one.name} and {other.name} are not asked alike: {key} is {value!r} for the one and {others!r} for the "
-        f"other; an override such as {key}={json.dumps(value)} sets it for both"
+        f"other; {remedy}"
     )
 
 

@@ -64,7 +64,7 @@ def report(
     A table over seeds has every metric. A table over settings is sorted by `metric` on the recipe's evaluation split,
     and shows the same metric on the final split too."""
     summaries = {
-        member.label: _summary(member.folder / "summary.json") for member in members if member.label not in failed
+        member.label: read_summary(member.folder / "summary.json") for member in members if member.label not in failed
     }
     if not summaries:
         return
@@ -98,7 +98,7 @@ def report(
     console.say(f"plot:  {plot}")
 
 
-def _summary(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> dict[str, Any]:
     """The summary of a run; null, JSON's form of NaN, becomes NaN again."""
     summary = rename_evaluations(json.loads(path.read_text(encoding="utf-8")))
     summary.setdefault("before", {"step": None, "split": None, "results": {}})  # a stage that became the last one late

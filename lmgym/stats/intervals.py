@@ -223,30 +223,35 @@ def _bounded(mean: float, error: float, size: float, count: int, confidence: flo
     return Interval(mean, mean - half, mean + half, count)
 
 
+def t_probability(t: float, freedom: int) -> float:
+    """The probability that a value of Student's t distribution with `freedom` degrees lies between -t and t.
+
+    Abramowitz & Stegun 26.7.3 and 26.7.4, sums of freedom / 2 terms.
+
+    Example: t_probability(12.706, freedom=1) -> 0.95"""
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = total = cosine if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    if odd:
+        return 2 / math.pi * (angle + sine * (total if freedom > 1 else 0.0))
+    return sine * total
+
+
 @cache
 def _t_quantile(probability: float, freedom: int) -> float:
     """The quantile of Student's t distribution with `freedom` degrees of freedom at a probability above 1/2.
 
-    By bisection of the distribution function: Abramowitz & Stegun 26.7.3 and 26.7.4, sums of freedom / 2 terms."""
-
-    def inside(t: float) -> float:  # the probability between -t and t
-        angle = math.atan(t / math.sqrt(freedom))
-        sine, cosine = math.sin(angle), math.cos(angle)
-        odd = freedom % 2
-        term = total = cosine if odd else 1.0
-        for k in range(2 + odd, freedom - 1, 2):
-            term *= cosine * cosine * (k - 1) / k
-            total += term
-        if odd:
-            return 2 / math.pi * (angle + sine * (total if freedom > 1 else 0.0))
-        return sine * total
-
+    By bisection of `t_probability`."""
     low, high = 0.0, 1.0
-    while inside(high) < 2 * probability - 1:
+    while t_probability(high, freedom) < 2 * probability - 1:
         high *= 2
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < 2 * probability - 1 else (low, middle)
+        low, high = (middle, high) if t_probability(middle, freedom) < 2 * probability - 1 else (low, middle)
     return high
 
 

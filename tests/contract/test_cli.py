@@ -16,7 +16,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmgym import __version__
-from lmgym.cli.main import main
+from lmgym.cli.main import COMMANDS, main
 from lmgym.config.build import dump, load_config
 from lmgym.core import registry
 from lmgym.types import Example
@@ -67,13 +67,22 @@ def test_help_and_list_import_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_help_names_every_verb_and_a_first_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command() == 0
+    with pytest.raises(SystemExit, match="0"):
+        command("--help")
     said = capsys.readouterr().out
-    assert all(f"    {verb} " in said for verb in ("train", "eval", "compare", "generate", "list", "check"))
+    assert all(f"    {verb} " in said for verb in COMMANDS)
     assert "lmgym train quickstart" in said
     with pytest.raises(SystemExit, match="0"):
         command("--version")
     assert capsys.readouterr().out == f"lmgym {__version__}\n"
+
+
+def test_lmgym_alone_names_five_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command() == 0
+    said = capsys.readouterr().out
+    named = re.findall(r"^  lmgym (\w+)", said, re.MULTILINE)
+    assert len(named) == 5 and {*named} <= {*COMMANDS}
+    assert len(said.splitlines()) <= 10 and "lmgym --help" in said
 
 
 def test_an_unknown_verb_or_option_is_a_mistake() -> None:

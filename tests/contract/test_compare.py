@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from lmgym.cli.main import main
+from lmgym.config.build import build_config, dump
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.compare import Comparison, compare_models
-from lmgym.stats.paired import compare_paired
+from lmgym.experiments.seed_groups import seed_group
+from lmgym.stats.paired import compare_paired, compare_seeds
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
@@ -228,3 +230,74 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
     ]
     assert main(arguments) == 1
     assert "a.json: cannot be written" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- groups of seeds
+
+
+def finished(folder: Path, seed: int, rewards: list[float], **changes: Any) -> Path:
+    """What `lmgym compare` reads of a finished run: its recipe and its evaluation. No model."""
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(dump(build_config(runs.tiny(seed=seed, **changes))))
+    (folder / "metrics.jsonl").touch()
+    results = {
+        name: {"mean": value, "low": None, "high": None, "count": 8, "share": name == "regex"}
+        for name, value in zip(("reward", "length", "regex"), rewards, strict=True)
+    }
+    moment = {"step": 6, "split": "test", "results": results}
+    (folder / "summary.json").write_text(json.dumps({"before": moment, "after": moment, "newest": moment}))
+    return folder
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two folders of three seeds, of which seeds 1 and 2 are common; the rate of the second is another."""
+    monkeypatch.chdir(tmp_path)
+    for seed, reward in ((0, 0.9), (1, 0.50), (2, 0.60)):
+        finished(tmp_path / f"a/seed-{seed}", seed, [reward, 0.5, 0.25])
+    for seed, reward in ((1, 0.54), (2, 0.66), (3, 0.0)):
+        finished(tmp_path / f"b/seed-{seed}", seed, [reward, 0.5, 0.5], optimizer={"learning_rate": 0.01})
+    return tmp_path
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a/*", "b/seed-[123]"), ("a", "b/seed-*")])
+def test_groups_of_seeds_are_paired_by_seed(
+    groups: Path, names: tuple[str, str], no_model: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *names, "--json", "all.json"]) == 0
+    said, result = capsys.readouterr().out, json.loads(Path("all.json").read_text())
+    assert result["seeds"] == [1, 2] and list(result["metrics"]) == ["reward", "length", "regex"]
+    assert result["values"]["reward"] == {"first": [0.5, 0.6], "second": [0.54, 0.66]}
+    expected = compare_seeds([0.5, 0.6], [0.54, 0.66])
+    assert result["metrics"]["reward"]["difference"] == pytest.approx(runs.as_json(expected.difference))
+    assert result["metrics"]["reward"]["p"] == pytest.approx(expected.p)
+    assert re.search(rf"^  reward +{re.escape(str(expected.difference))} +unclear +0\.126 +0, 0, 2$", said, re.M), said
+    assert re.search(r"^  regex +0\.250 \[no interval\] +- +- +0, 0, 2$", said, re.M), said
+    assert re.search(r"^  1 +0\.500 +0\.540 +0\.040$", said, re.M)
+    assert "2 seeds, 8 prompts of test" in said
+    assert "seed 3 is left out: only B has it" in said
+    assert ("seed 0 is left out: only A has it" in said) == (0 in seed_group(names[0]))
+
+
+def test_groups_of_seeds_that_cannot_be_compared(
+    groups: Path, no_model: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "b is several runs and a/seed-0 is one" in complaint(capsys, "compare", "a/seed-0", "b")
+    assert "a is several runs and nobody/model is one" in complaint(capsys, "compare", "a", "nobody/model")
+    assert "put a glob in quotes" in complaint(capsys, "compare", "a/seed-0", "a/seed-1", "b")
+    assert "steps=3 would change nothing" in complaint(capsys, "compare", "a", "b", "steps=3")
+    assert "x* matches no run" in complaint(capsys, "compare", "x*", "b")
+    said = complaint(capsys, "compare", "[ab]/seed-*", "b")
+    assert "differ in stages.train.optimizer.learning_rate" in said and "'b/seed-*'" in said
+    said = complaint(capsys, "compare", "a/seed-[02]", "b/seed-[13]")
+    assert "the seeds are 0, 2 and 1, 3" in said
+    assert "did you mean 'regex'" in complaint(capsys, "compare", "a", "b", "--metric", "regexp")
+    assert "was not evaluated on split 'validation'" in complaint(capsys, "compare", "a", "b", "--split", "validation")
+    shutil.copytree("a/seed-1", "c/seed-1")
+    assert "both have seed 1" in complaint(capsys, "compare", "[ac]/seed-1", "b")
+    for seed in (1, 2):
+        finished(groups / f"d/seed-{seed}", seed, [0.1, 0.2, 0.3], evaluation={"examples": 4})
+    said = complaint(capsys, "compare", "a", "d")
+    assert "evaluation.examples is 8 for the one and 4 for the other; train both with the same value" in said
+    Path("b/seed-2/summary.json").unlink()
+    assert "seed-2 is not finished; go on with `lmgym train b/seed-2`" in complaint(capsys, "compare", "a", "b")

@@ -77,6 +77,13 @@ def main() -> None:
             bounds = stats.t.interval(level, size - 1, values.mean(), stats.sem(values))
             case = {"values": values.tolist(), "confidence": level, "interval": [float(bound) for bound in bounds]}
             record["student t"].append(case)
+    record["paired t"] = []
+    for size in (2, 3, 4, 5, 6, 10, 31):
+        first, second = RANDOM.normal(0.6, 0.05, size), RANDOM.normal(0.63, 0.05, size)
+        found = stats.ttest_rel(second, first)
+        bounds = [float(bound) for bound in found.confidence_interval(0.95)]
+        values = {"first": first.tolist(), "second": second.tolist()}
+        record["paired t"].append({**values, "p": float(found.pvalue), "interval": bounds})
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 

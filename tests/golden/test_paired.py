@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from lmgym.core.errors import LmgymError
 from lmgym.stats.intervals import share_interval, student_t
-from lmgym.stats.paired import compare_paired, mcnemar, sign_flip, tango
+from lmgym.stats.paired import compare_paired, compare_seeds, mcnemar, sign_flip, tango
 
 RECORD: dict[str, Any] = json.loads(Path(__file__).with_name("paired.json").read_text())
 differences = some.lists(some.sampled_from([-1.0, -0.5, 0.0, 0.0, 0.25, 1.0]), min_size=1, max_size=30)
@@ -45,6 +45,27 @@ def test_intervals_over_seeds_are_scipys(case: dict[str, Any]) -> None:
     interval = student_t(case["values"], case["confidence"])
     assert [interval.low, interval.high] == pytest.approx(case["interval"], rel=1e-9)
     assert interval.count == len(case["values"])
+
+
+@pytest.mark.parametrize("case", RECORD["paired t"], ids=lambda case: str(len(case["first"])))
+def test_differences_of_seeds_are_scipys(case: dict[str, Any]) -> None:
+    result = compare_seeds(case["first"], case["second"])
+    assert result.p == pytest.approx(case["p"], abs=1e-12)
+    assert [result.difference.low, result.difference.high] == pytest.approx(case["interval"], rel=1e-9)
+    assert (result.interval, result.test) == ("t", "t")
+
+
+@given(some.lists(some.tuples(some.integers(0, 8), some.integers(0, 8)), min_size=1, max_size=6))
+def test_p_and_the_interval_of_seeds_agree(pairs: list[tuple[int, int]]) -> None:
+    first, second = ([pair[side] / 8 for pair in pairs] for side in (0, 1))
+    result = compare_seeds(first, second, shares=True)
+    turned = compare_seeds(second, first, shares=True)
+    assert result.p == turned.p or (math.isnan(result.p) and math.isnan(turned.p))
+    assert (result.higher_first, result.higher_second) == (turned.higher_second, turned.higher_first)
+    if len({b - a for a, b in pairs}) == 1:  # a single seed, or differences that are all equal
+        assert not result.difference.has_bounds and math.isnan(result.p) and result.test == "none"
+    else:
+        assert (result.p < 0.05) == (not result.difference.low <= 0 <= result.difference.high)
 
 
 # ---------------------------------------------------------------- published numbers
@@ -196,6 +217,7 @@ def test_the_same_numbers_give_the_same_p() -> None:
         (lambda: tango(-1, 0, 5), "-1 and 0 of 5 pairs"),
         (lambda: tango(1, 0, 5, confidence=95), "confidence is 95"),
         (lambda: student_t([0.1, 0.2], confidence=0), "confidence is 0"),
+        (lambda: compare_seeds([0.1], [0.1, 0.2]), "1 seeds with 2"),
     ],
 )
 def test_impossible_numbers_are_told(call: Any, sentence: str) -> None:
