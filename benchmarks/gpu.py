@@ -2,6 +2,7 @@
 
 python -m benchmarks.gpu                                           both models; lmgym against TRL 1.16
 python -m benchmarks.gpu --models qwen2.5-0.5b --only lmgym-bf16 --rounds 2
+python -m benchmarks.gpu --plan report                             all that a first GPU must tell, in ten minutes
 python -m benchmarks.gpu --device cpu --models tiny --prompts 2 --completions 2 --new-tokens 8       for trying
 
 32 prompts of 512 tokens, 8 answers of exactly 512 new tokens each. Besides the table of seconds:
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environments, reports, workloads
+from benchmarks import environments, gpu_plan, reports, workloads
 from benchmarks.interleave import Contender, Result, measure
 from benchmarks.reports import row, rule
 
@@ -53,6 +54,10 @@ def main() -> None:
     if arguments.device == "cuda" and not gpu_here():
         print("benchmarks.gpu needs a CUDA GPU, and torch finds none here: nothing measured", file=sys.stderr)
         return
+    if arguments.plan is not None:
+        small = {"prompts": arguments.prompts, "completions": arguments.completions, "new-tokens": arguments.new_tokens}
+        sizes = [word for name, size in small.items() if size is not None for word in (f"--{name}", str(size))]
+        sys.exit(gpu_plan.run(arguments.plan, arguments.minutes, arguments.device, arguments.models, sizes))
     for name in arguments.models:
         workload = reports.sized(workloads.w5(arguments.seed, MODELS[name]), arguments)
         chosen = [contender(each, arguments) for each in (LIMITS, *arguments.only)]
@@ -69,6 +74,11 @@ def parsed() -> argparse.Namespace:
     parser = reports.options(__doc__, [*LMGYM_SETTINGS, *TRL_SETTINGS])
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[:2])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--plan", type=Path, metavar="FOLDER", help="run all that a first GPU must tell (gpu_plan.py)")
+    parser.add_argument("--minutes", type=float, default=9.5, help="of the plan, altogether (%(default)s)")
+    parser.add_argument(
+        "--here", action="store_true", help="TRL as it is installed beside lmgym, not a release of ours"
+    )
     arguments = parser.parse_args()
     arguments.only = arguments.only or IN_TABLES
     return arguments
@@ -87,7 +97,7 @@ def contender(name: str, arguments: argparse.Namespace) -> Contender:
         return Contender(name, "hardware", settings={**device, **small})
     if name in LMGYM_SETTINGS:
         return Contender(name, "lmgym_step", settings={**LMGYM_SETTINGS[name], **device})
-    python = environments.trl(arguments.venvs, TRL_RELEASE)
+    python = Path(sys.executable) if arguments.here else environments.trl(arguments.venvs, TRL_RELEASE)
     return Contender(name, "trl_grpo", python, {**TRL_SETTINGS[name], **device})
 
 

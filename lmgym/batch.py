@@ -3,6 +3,7 @@
 Shapes: N rows, T tokens, S source tokens of an encoder, V vocabulary. A row is one sequence on which the model can run,
 padded on the right. Column t describes token t; `Policy.compute_logprobs` is the only place that shifts by one."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
@@ -335,16 +336,18 @@ def _kept_columns(turns: list[Turn], actions: Bool[Tensor, "N T"]) -> dict[str, 
 
 
 def _component_columns(owners: list[Episode], weights: Mapping[str, float]) -> dict[str, Any]:
-    """`reward_components` and `component_weights`: rewards with a weight, then the environment's own at weight 1."""
+    """`reward_components` and `component_weights`: rewards with a weight (NaN: could not judge the answer), then the
+    environment's own at weight 1."""
     weighted = {name: weight for name, weight in weights.items() if weight}
     table = []
     for episode in owners:
         missing = [name for name in weighted if name not in episode.reward_components]
         if missing:
             raise LmgymError(f"episode {episode.index} (example {episode.example.id}) has no part '{missing[0]}'")
-        contributions = [weight * episode.reward_components[name] for name, weight in weighted.items()]
+        parts = [episode.reward_components[name] for name in weighted]
+        contributions = [weight * (part or 0.0) for part, weight in zip(parts, weighted.values(), strict=True)]
         of_environment = episode.score - sum(contributions)
         rounding = 1e-9 * (abs(episode.score) + sum(map(abs, contributions)))
         of_environment = of_environment if abs(of_environment) > rounding else 0.0  # a rounding error is no reward
-        table.append([*(episode.reward_components[name] for name in weighted), of_environment])
+        table.append([*(math.nan if part is None else part for part in parts), of_environment])
     return {"reward_components": torch.tensor(table), "component_weights": (*weighted.values(), 1.0)}

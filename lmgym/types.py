@@ -208,7 +208,8 @@ class Episode:
     `group` is the number of the prompt within the step; episodes of one group answer the same prompt. `index` is the
     number of the episode within the step; with (seed, step, draw) it determines the random numbers. `terminated` is
     True if the episode ended by itself and False if it was cut off (length, time, context). `error` is the reason if
-    the environment failed; such an episode is not trained on, and may have no turns.
+    the environment failed; such an episode is not trained on, and may have no turns. A reward that could not judge the
+    answer has None in `reward_components`, and what went wrong, if anything did, in `reward_errors`.
 
     Example:
         >>> Episode(example=Example("a/0", "2+2="), group=0, index=3, turns=[...], score=1.1,
@@ -221,8 +222,10 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     terminated: bool = True
     version: int = 0  # of the weights that sampled it: the number of updates before
-    reward_components: dict[str, float] = field(default_factory=dict)  # each reward before its weight
+    reward_components: dict[str, float | None] = field(default_factory=dict)  # each reward before its weight
     score: float = 0.0  # the sum of the turns' rewards
+    judged: bool = True  # False: no reward could judge it, so its score means nothing, and it is not trained on
+    reward_errors: dict[str, str] = field(default_factory=dict)  # by reward: what it raised, or that it was too slow
     selected: bool = True  # False: the algorithm does not train on it
     messages: list[Message] = field(default_factory=list)  # the conversation with roles, its last answer included
     baseline: float | None = None  # score of the greedy answer to the same prompt, if the algorithm needs it

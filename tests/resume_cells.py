@@ -243,7 +243,8 @@ SECOND = "stages/1/"
 CELLS: list[Cell] = [
     # Sections beside the stages.
     *keys("refused", "", {"seed": 1}),
-    *keys("free", "", {"threads": 2, "reward_timeout": 9.0, "callbacks": {"lmgym:Callback": None}}),
+    *keys("free", "", {"threads": 2, "reward_timeout": 9.0, "rewards_failed": 0.5}),
+    *keys("free", "", {"callbacks": {"lmgym:Callback": None}}),
     *keys("free", "checkpoint/", {"every": 3, "keep": 3}),
     *keys("free", "logs/", {"samples": 1, "rollouts": "all", "traces": "none", "traces_gib": 2.0, "predictions": True}),
     *keys("free", "distributed/", {"seconds": 9.0, "sharding": "fsdp"}),

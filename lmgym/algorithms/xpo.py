@@ -42,8 +42,8 @@ class XPO(DPO):
         return replace(super().requirements, answers="policy", rival=Rival(share=1.0, trains=True))
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
-        """The pairs of which both answers were played."""
-        pairs = [group for group in groups if not any(episode.error for episode in group)]
+        """The pairs of which both answers were played, and judged."""
+        pairs = [group for group in groups if len(group) > 1 and not any(episode.error for episode in group)]
         return pairs, not pairs
 
     def batch_loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:

@@ -21,7 +21,7 @@ from lmgym.core.constraints import FormerKey, Rule
 from lmgym.core.errors import LmgymError, warn
 from lmgym.core.parts import Part
 from lmgym.core.validation import check_arguments, converted, field_hints, metadata_of
-from lmgym.envs.placement import SECONDS, waits_side_by_side, workers_of
+from lmgym.envs.placement import SECONDS, limits_itself, waits_side_by_side, workers_of
 from lmgym.rewards import building as rewards
 from lmgym.tasks.base import OPTIONS
 
@@ -233,6 +233,12 @@ def _named(kind: str, value: Any, key: str) -> Any:
             converted(hint, arguments[option], f"{key}.{option}")
     own = check_arguments(thing, own, key, given=1 if kind == "task" else 0, also=also)
     if kind == "env":
+        for option in ("workers", "window", "thoughts") if limits_itself(thing) else ():
+            if arguments.get(option) not in (None, 0, "keep"):
+                raise LmgymError(
+                    f"'{key}.{option}' does not go with {tree['name']}, whose episodes are processes of their own and "
+                    "decide on their past themselves; leave it out"
+                )
         if "seconds" in arguments and not workers_of(tree)[0] and not waits_side_by_side(thing):
             raise LmgymError(
                 f"'{key}.seconds' limits calls in other processes, and this environment runs in the training process; "

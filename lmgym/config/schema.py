@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.core import registry
-from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rule
+from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rule, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import FREE, RECORDED, Section
 from lmgym.inference.base import Sampling
@@ -244,8 +244,11 @@ class Config(Section):
     logs: LogsSection = field(default_factory=LogsSection, metadata=FREE)
     distributed: DistributedSection = field(default_factory=DistributedSection, metadata=FREE)
     reward_timeout: Annotated[float, Gt(0), Rule("it must be above 0 seconds")] = field(default=60.0, metadata=FREE)
-    """Seconds after which a reward function that has not returned ends the run (docs/rewards.md says for which rewards
-    this can be enforced)."""
+    """Seconds that a call of a reward function may take (docs/rewards.md says for which rewards this can be
+    enforced)."""
+    rewards_failed: Share = field(default=0.2, metadata=FREE)
+    """The run ends if a reward raises, or is too slow, for more than this share of a step's answers; up to it, these
+    answers are not judged. 0: the first one ends it."""
     stages: list[Stage] = field(default_factory=lambda: [Stage()])
 
     def check(self) -> None:

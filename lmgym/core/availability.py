@@ -115,6 +115,7 @@ NEEDS: dict[str, Need] = {
     ),
     "game=": _argument("game="),
     "environment=": _argument("environment="),
+    "command=": _argument("command="),
     "pettingzoo": Need(partial(_installed, "pettingzoo"), "pip install pettingzoo"),
     "WordNet for NLTK": Need(partial(_nltk_data, "corpora/wordnet"), "python -m nltk.downloader wordnet"),
     "vaderSentiment or lexicon=": Need(

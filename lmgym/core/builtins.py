@@ -233,6 +233,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "pettingzoo": ("envs.pettingzoo:PettingZoo", "PettingZoo's games for players who move in turn", "pettingzoo"),
         "text_game": ("envs.text_game:TextGame", "a class that speaks text; several actions an answer", "environment="),
         "openenv": ("envs.openenv:OpenEnv", "an environment of OpenEnv, class or server", "environment= or url="),
+        "agent": ("envs.program:AgentProgram", "any program that asks an OpenAI endpoint, as it is", "command="),
         "verifiers": ("envs.verifiers:Verifiers", "a taskset of verifiers with its own rewards", "lmgym[verifiers]"),
         "textarena": ("envs.textarena:TextArena", "TextArena's games, for one player or several", "lmgym[textarena]"),
         "textworld": ("envs.textworld:TextWorld", "a game of TextWorld, by typed commands", "textworld, game="),

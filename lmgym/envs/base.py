@@ -10,6 +10,23 @@ from lmgym.types import Example, Message
 
 
 @dataclass(frozen=True)
+class Branch:
+    """Where the next turn goes on, for an environment that may come back to an earlier place (`Step.branch`).
+
+    The messages of its step are then the whole conversation. The first `covered` of them end with the answer of turn
+    number `turn` (0 is the first): their tokens stay as they are, and only the others are new. Without a turn, all are.
+    Where the newest turn goes on, so does its row; else a row begins, in which all earlier tokens are prompt. `stop`
+    and `template` replace those of the opening.
+
+    Example: Branch(turn=0, covered=2)"""
+
+    turn: int | None = None
+    covered: int = 0
+    stop: tuple[str, ...] = ()
+    template: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Step:
     """The answer of an environment to an action.
 
@@ -29,6 +46,7 @@ class Step:
     continuation: str | None = None  # in place of messages
     unfinished: bool = False
     restart: bool = False  # `messages` are a whole new prompt: the policy no longer sees what came before
+    branch: Branch | None = None  # `messages` are the whole conversation, which may go on from an earlier turn
     player: int | None = None  # reads the messages and moves next; None: the same player again
     others: Mapping[int, float] = field(default_factory=dict)  # reward of this step for each of the other players
     info: dict[str, Any] = field(default_factory=dict)  # numbers and short texts about this step, for logs

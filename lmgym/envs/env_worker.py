@@ -8,7 +8,7 @@ from typing import Any
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.envs.base import Step
+from lmgym.envs.base import Branch, Step
 from lmgym.envs.vector import EnvFailure, InProcess, Opening
 from lmgym.types import Example, recipe_spans, with_recipe_spans
 
@@ -61,7 +61,13 @@ def from_json(answer: Mapping[str, Any]) -> Any:
         return Opening(**{**value, **tuples, "prompt": prompt})
     if kind == "Step":  # keys of JSON are texts
         others = {int(player): reward for player, reward in value["others"].items()}
-        value = {**value, "others": others, "messages": with_recipe_spans(value["messages"], answer["recipe_spans"])}
+        branch = value["branch"] and Branch(**{**value["branch"], "stop": tuple(value["branch"]["stop"])})
+        value = {
+            **value,
+            "others": others,
+            "branch": branch,
+            "messages": with_recipe_spans(value["messages"], answer["recipe_spans"]),
+        }
     return {"Step": lambda: Step(**value), "EnvFailure": lambda: EnvFailure(**value)}.get(kind, lambda: value)()
 
 

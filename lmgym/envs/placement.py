@@ -56,6 +56,11 @@ def waits_side_by_side(make: Any) -> bool:
     return hasattr(make, "step_batch") or inspect.iscoroutinefunction(getattr(make, "step", None))
 
 
+def limits_itself(make: Any) -> bool:
+    """True for an environment with a key `seconds` of its own, which it watches itself."""
+    return "seconds" in getattr(make, "__dataclass_fields__", {})
+
+
 def unguarded_sentence(env: Mapping[str, Any]) -> str:
     """What to know of an environment of one's own that runs in the training process; empty for all others."""
     make = registry.get("env", env["name"])
@@ -75,12 +80,13 @@ def make_envs(env: Mapping[str, Any], plugins: Sequence[str] = ()) -> Envs:
     name, past = section.pop("name"), Past(section.pop("window", None), section.pop("thoughts", "keep"))
     make = registry.get("env", name)
     section.pop("workers", None)
-    seconds = section.pop("seconds", None)
+    seconds = None if limits_itself(make) else section.pop("seconds", None)
     envs: Any
     if count:
         envs = EnvProcesses(_target(make, name) or name, section, plugins, count, seconds or SECONDS)
     else:
-        envs = InProcess(make if not section else partial(make, **section), seconds or SECONDS)
+        limit = None if limits_itself(make) else seconds or SECONDS
+        envs = InProcess(make if not section else partial(make, **section), limit)
     envs.past = past
     return envs  # type: ignore[no-any-return]
 

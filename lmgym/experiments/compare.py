@@ -1,5 +1,6 @@
 """`lmgym compare A B`: two models answer the same examples with the same decoding; is the difference significant?"""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, zip_longest
@@ -53,7 +54,7 @@ class Comparison:
         """The examples with the largest differences in `metric`: alternately one where the first model is higher and
         one where the second is."""
         means = [[_mean(row[side]["values"][self.metric]) for side in ("first", "second")] for row in self.examples]
-        gaps = [second - first for first, second in means]
+        gaps = [0.0 if math.isnan(second - first) else second - first for first, second in means]
         order = sorted(range(len(gaps)), key=lambda index: -abs(gaps[index]))
         sides = [[index for index in order if gaps[index] * sign > 0] for sign in (-1, 1)]
         alternating = [index for index in chain.from_iterable(zip_longest(*sides)) if index is not None]
@@ -104,16 +105,23 @@ def compare_models(
     names = [name for name in first_values if name in second_values and not (name == "reward" and notes)]
     metrics = {}
     for name in names:
-        metrics[name] = compare_paired(first_values[name], second_values[name], shares=is_share(name))
+        pairs = [pair for pair in zip(first_values[name], second_values[name], strict=True) if all(pair)]
+        if not pairs:  # one side has no answer that was judged
+            continue
+        first_known, second_known = zip(*pairs, strict=True)
+        metrics[name] = compare_paired(first_known, second_known, shares=is_share(name))
         whole = f"{name}/corpus"
         if all(whole in result.corpora for result in results):
             metrics[whole] = _of_all(*(result.corpora[whole] for result in results))
+    names = [name for name in names if name in metrics]
+    if metric is not None and metric not in metrics:
+        raise LmgymError(f"--metric is '{metric}', by which no prompt was judged for both")
     rows = [_example_record(example) for example in examples]
     for side_name, answered, values in (("first", groups[0], first_values), ("second", groups[1], second_values)):
         for index, row in enumerate(rows):
             texts = [episode.text for episode in answered[index]]
             row[side_name] = {"texts": texts, "values": {name: values[name][index] for name in names}}
-    differing = (name for name in names if name not in ALWAYS and metrics[name].equal != len(rows))
+    differing = (name for name in names if name not in ALWAYS and metrics[name].equal != metrics[name].difference.count)
     metric = metric or next(differing, names[0])
     section = config.evaluation
     decoding = asdict(section.decoding(config.stages[-1].sampling))
@@ -174,4 +182,4 @@ def _example_record(example: Example) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return sum(values) / len(values) if values else math.nan  # not judged

@@ -96,13 +96,18 @@ def gdpo_advantages(
     Mean and deviation of a component are those of the group (GDPO, arXiv 2601.05242, section 3): so its influence
     depends on its weight and not on its scale, and answers with the same sum but different components keep different
     advantages. Each group's S sums to zero, so the paper's shift by the batch's mean is left out. A group of equal
-    answers gets exactly zero. Deviations are unbiased; epsilon is TRL's.
+    answers gets exactly zero. Deviations are unbiased; epsilon is TRL's. A component that is NaN, not judged, adds
+    nothing to an answer's S, and is in no mean (TRL 1.16).
 
     Example: two answers; the first is right, the second is brief, and being right has twice the weight:
         >>> gdpo_advantages(torch.eye(2), torch.tensor([2., 1.]), torch.arange(2), torch.zeros(2, dtype=torch.long))
         tensor([ 0.7070, -0.7070])
     """
-    normalised = [group_centred(component, episode, group, "group", epsilon) for component in components.unbind(1)]
+    normalised = [torch.zeros_like(component) for component in components.unbind(1)]
+    for centred, component in zip(normalised, components.unbind(1), strict=True):
+        known = ~component.isnan()
+        if bool(known.any()):
+            centred[known] = group_centred(component[known], episode[known], group[known], "group", epsilon)
     total = (torch.stack(normalised, 1) * weights).sum(1)
     return total / (deviation(total[first_rows(episode)]) + epsilon)
 

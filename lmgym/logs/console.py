@@ -41,7 +41,7 @@ class Sample:
     before: str | Sequence[Mapping[str, str]]
     after: str | Sequence[Mapping[str, str]]
     reference: str
-    reward: float
+    reward: float | None  # None: not judged
 
 
 class Pace:

@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Metrics of the episodes sampled in a step: their number, the mean of the reward and of its components, lengths
     (tokens), mean number of turns (if any episode has several), the shares of truncated and of selected episodes, the
     shares that filled the model's context and whose environment failed (if any), the means of the numbers in
-    `Turn.info`, and the share of groups with equal scores, from which a group baseline learns nothing.
+    `Turn.info`, and the share of groups with equal scores, from which a group baseline learns nothing. What was not
+    judged is in no mean of a reward; its shares are "unjudged" (by no reward) and "unjudged/NAME" (by this reward).
 
     Example: {"answers": 256.0, "reward": 0.53, "reward/final_answer": 0.5, "length/mean": 4.2, "length/max": 8.0, ...}
     """
@@ -137,16 +139,22 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     lengths = [sampled_tokens([episode]) for episode in episodes]
     # Scores of each group, for the share of groups without a difference.
     scores: dict[int, list[float]] = {}
-    for episode in episodes:
+    judged = [episode for episode in episodes if episode.judged]
+    for episode in judged:
         scores.setdefault(episode.group, []).append(episode.score)
     groups = list(scores.values())
     components: dict[str, list[float]] = {}  # what a reward function notes, it may note of some answers only
+    unjudged = Counter({"unjudged": count - len(judged)} if len(judged) < count else {})
     for name, number in (item for episode in episodes for item in episode.reward_components.items()):
-        components.setdefault(name, []).append(number)
+        if number is None:
+            unjudged[f"unjudged/{name}"] += 1
+        else:
+            components.setdefault(name, []).append(number)
     return {
         "answers": float(count),
-        "reward": sum(episode.score for episode in episodes) / count,
+        "reward": sum(episode.score for episode in judged) / len(judged) if judged else math.nan,
         **{f"reward/{name}": sum(values) / len(values) for name, values in components.items()},
+        **{name: number / count for name, number in unjudged.items()},
         "length/mean": sum(lengths) / count,
         "length/max": float(max(lengths)),
         "truncated": sum(episode.truncated for episode in episodes) / count,
@@ -156,7 +164,9 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **({"turns/mean": turns / count} if (turns := sum(len(e.turns) for e in episodes)) > count else {}),
         **{f"environment/{name}": sum(values) / len(values) for name, values in environment_numbers(episodes).items()},
         **(
-            {"zero_variance_groups": sum(min(g) == max(g) for g in groups) / len(groups)} if len(groups) < count else {}
+            {"zero_variance_groups": sum(min(g) == max(g) for g in groups) / len(groups)}
+            if 0 < len(groups) < count
+            else {}
         ),
     }
 
@@ -190,7 +200,8 @@ def version_lag(episodes: Sequence[Episode], version: int) -> dict[str, float]:
 
 
 def rollout_record(episode: Episode) -> dict[str, Any]:
-    """An episode as a record of rollouts.jsonl: texts, sampled ids, rewards, and why each turn stopped."""
+    """An episode as a record of rollouts.jsonl: texts, sampled ids, rewards, and why each turn stopped. What was not
+    judged has None for its score or the reward."""
     return {
         "example": episode.example.id,
         "group": episode.group,
@@ -199,8 +210,9 @@ def rollout_record(episode: Episode) -> dict[str, Any]:
         "references": list(episode.example.references),
         "turns": [_turn_record(turn) for turn in episode.turns],
         "reward_components": episode.reward_components,
-        "score": episode.score,
+        "score": episode.score if episode.judged else None,
         **({"error": episode.error} if episode.error else {}),
+        **({"reward_errors": episode.reward_errors} if episode.reward_errors else {}),
         **({"by": episode.by} if episode.by else {}),
         "version": episode.version,
     }

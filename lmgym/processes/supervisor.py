@@ -158,7 +158,7 @@ class Child:
         if not ended[0]:
             os.kill(self.process, signal.SIGKILL)
             ended = os.waitpid(self.process, 0)
-        _kill_orphans()
+        kill_orphans()
         return os.waitstatus_to_exitcode(ended[1])
 
     def _crashed(self, code: int) -> bytes:
@@ -168,8 +168,8 @@ class Child:
         return _failure("crash", f"its process {how}", self.progress)
 
 
-def _kill_orphans() -> None:
-    """Kill what the child has left behind: all children of this process, which were its descendants, and theirs."""
+def kill_orphans() -> None:
+    """Kill what a child has left behind: all children of this process, which were its descendants, and theirs."""
     until = time.monotonic() + ENDING
     while (orphans := _children()) and time.monotonic() < until:
         for orphan in orphans:

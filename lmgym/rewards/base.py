@@ -2,7 +2,8 @@
 
 A reward is a callable `(texts, examples, **arguments) -> list of floats`. `texts` are the model's last turns without
 special tokens; `examples` are the problems that they answer. A function marked with `@episodes` gets whole episodes
-instead. A metric is the same kind of function."""
+instead. None in place of a float says that an answer cannot be judged; so does a Failure, which also says that
+something went wrong. A metric is the same kind of function."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -16,7 +17,9 @@ from lmgym.core.errors import LmgymError, describe, place, represent
 from lmgym.core.registry import suggest
 from lmgym.processes import coroutines
 from lmgym.processes.coroutines import result_of
+from lmgym.processes.pool import Failure
 from lmgym.rewards import adapters
+from lmgym.rewards.failures import RewardFailed
 from lmgym.rewards.running.alarm import TimeUp, alarm
 from lmgym.rewards.running.pooled import NeedsTorch, Pooled, pooled_values
 from lmgym.rewards.views import Stripping, as_sequence, strip_thoughts, with_text
@@ -25,6 +28,7 @@ from lmgym.types import Episode, Example
 CorrectIsOne = bool | Literal["math_equal"]
 Normalise = bool | Literal["scale"]
 RewardFunction = TypeVar("RewardFunction", bound=Callable[..., Any])
+Judgement = float | Failure | None  # what a reward says of an answer; Failure: it went wrong, None: it cannot judge it
 
 
 @dataclass
@@ -128,11 +132,12 @@ def linear_time(function: RewardFunction) -> RewardFunction:
 
 def call_reward(
     reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0, tokenizer: Any = None
-) -> list[float]:
-    """Call a reward: one finite number per episode, not yet weighted; 0 if the reward is not for the episode's task.
+) -> list[Judgement]:
+    """Call a reward: one finite number per episode, not yet weighted; 0 if the reward is not for the episode's task;
+    None or a Failure where it says that it cannot judge the answer.
 
-    Raises LmgymError, in one sentence, if the reward raises, returns anything but one finite number per episode,
-    or takes longer than `timeout` seconds by the clock (None: no limit). A reward runs in a worker process
+    Raises RewardFailed, in one sentence, if the reward raises or takes longer than `timeout` seconds by the clock
+    (None: no limit), and LmgymError if it returns anything but that. A reward runs in a worker process
     (running/pooled.py), which is killed at its limit. One that must stay in this process (`Reward.unlimited` says
     why) gets an alarm signal instead. It interrupts Python code and regular expressions, but not a call that blocks
     inside a C library nor code that catches it, and it needs the main thread and a system with SIGALRM. A function
@@ -171,8 +176,8 @@ def as_read(reward: Reward, shown: Sequence[Episode], tokenizer: Any) -> list[Ep
     return [as_sequence(episode, tokenizer, how == "tokens", bool(changed)) for episode in shown]
 
 
-def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -> list[float]:
-    """The numbers that the reward's function returns for these episodes, checked to be finite."""
+def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -> list[Judgement]:
+    """What the reward's function returns for these episodes, its numbers checked to be finite."""
     if not episodes:
         return []
     if reward.pooled is not None and timeout is not None and math.isfinite(timeout):
@@ -180,7 +185,10 @@ def _judge(reward: Reward, episodes: Sequence[Episode], timeout: float | None) -
         if pooled is not None:
             return pooled
     values = call_guarded(reward, reward.arguments(episodes), timeout, episodes)
-    return [finite_number(reward.name, value, index, episodes) for index, value in enumerate(values)]
+    return [
+        value if value is None or isinstance(value, Failure) else finite_number(reward.name, value, index, episodes)
+        for index, value in enumerate(values)
+    ]
 
 
 def call_guarded(
@@ -199,8 +207,9 @@ def call_guarded(
 
 @contextmanager
 def guard_reward(reward: Reward, count: int, timeout: float | None) -> Iterator[None]:
-    """Turn any exception in the body, or a body that takes longer than `timeout` seconds, into one LmgymError that
-    names the reward. `count` is the number of episodes, for the message."""
+    """Turn any exception in the body, or a body that takes longer than `timeout` seconds, into one RewardFailed that
+    names the reward; an LmgymError, which is about the recipe, is left as it is. `count` is the number of episodes, for
+    the message."""
     limit = None if getattr(reward.function, "limits_itself", False) else timeout
     try:
         with alarm(limit):
@@ -208,11 +217,11 @@ def guard_reward(reward: Reward, count: int, timeout: float | None) -> Iterator[
     except (LmgymError, KeyboardInterrupt, NeedsTorch):
         raise
     except TimeUp as error:
-        raise LmgymError(
+        raise RewardFailed(
             f"reward '{reward.name}' did not return within {limit:g} s for {count} episodes{_place(error)}"
         ) from error
     except BaseException as error:  # SystemExit and CancelledError, too
-        raise LmgymError(f"reward '{reward.name}' raised {describe(error)}{_place(error)}") from error
+        raise RewardFailed(f"reward '{reward.name}' raised {describe(error)}{_place(error)}") from error
 
 
 def check_examples(rewards: Sequence[Reward], examples: Sequence[Example]) -> None:
@@ -241,7 +250,7 @@ def _place(error: BaseException) -> str:
 
 def check_size(reward: Reward, episode: Episode) -> None:
     """Raise LmgymError if what a reward gave an episode is finite, and too large to train on."""
-    value = episode.reward_components[reward.name]
+    value = episode.reward_components[reward.name] or 0.0
     if max(abs(value), abs(reward.weight * value)) > LARGEST_REWARD:
         raise LmgymError(
             f"reward '{reward.name}' gave {value:g} (weight {reward.weight:g}) for example '{episode.example.id}'; "
@@ -261,5 +270,5 @@ def finite_number(name: str, value: Any, index: int, episodes: Sequence[Episode]
     except Exception as error:
         raise LmgymError(f"reward '{name}' returned {represent(value)} {where}; it must be a number") from error
     if not math.isfinite(number):
-        raise LmgymError(f"reward '{name}' returned {number} {where}; it must be finite")
+        raise LmgymError(f"reward '{name}' returned {number} {where}; it must be finite (None: not judged)")
     return number

@@ -52,7 +52,7 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
 
 def _built(name: str, value: Any) -> Reward:
     key = f"rewards.{name}"
-    if name in ("reward", "truncated", "broken", "reference_nll"):
+    if name in ("reward", "truncated", "broken", "unjudged", "reference_nll"):
         raise LmgymError(f"key '{key}': evaluations report something else as '{name}'; choose another name")
     # Separate the options of any reward from the function's own arguments.
     arguments = {"weight": 1.0, **value} if isinstance(value, Mapping) else {"weight": value}

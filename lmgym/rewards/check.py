@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmgym.core.errors import LmgymError, describe
-from lmgym.rewards.base import Reward, as_read, call_reward, check_examples, episodes_to_judge, guard_reward
+from lmgym.processes.pool import Failure
+from lmgym.rewards.base import Judgement, Reward, as_read, call_reward, check_examples, episodes_to_judge, guard_reward
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.foreign.trl import is_chat
 from lmgym.types import Episode, Example, Turn
@@ -33,8 +34,9 @@ def check_reward(
 ) -> None:
     """Raise LmgymError, with one sentence, if the reward breaks its contract. Use it in the tests of your own rewards.
 
-    Held: one finite number per text, the empty text included, and the same number whether a text is scored
-    alone, in a batch, or in the batch reversed (up to TOLERANCE); and the reward can work with the examples.
+    Held: one finite number per text (None: it cannot judge it), the empty text included, and the same number whether a
+    text is scored alone, in a batch, or in the batch reversed (up to TOLERANCE); and the reward can work with the
+    examples.
     Without `texts` and `examples` a small sample is used.
 
     Example:
@@ -60,8 +62,17 @@ def check_reward(
     reversed_batch = call_reward(reward, sampled[::-1])[::-1]
     for episode, together, backwards in zip(sampled, batch, reversed_batch, strict=True):
         for value, how in ((call_reward(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
-            if not math.isclose(value, together, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            if isinstance(together, Failure):
+                raise LmgymError(f"reward '{name}' failed for {episode.text!r}: {together.message}")
+            if not _same(value, together):
                 raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")
+
+
+def _same(one: Judgement, other: Judgement) -> bool:
+    """Whether two judgements of a text are equal, up to TOLERANCE."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return one == other
 
 
 def why_never_paid(reward: Reward, episodes: Sequence[Episode], timeout: float = 60.0, tokenizer: Any = None) -> str:

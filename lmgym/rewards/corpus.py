@@ -42,12 +42,16 @@ def corpora(
     rewards: Sequence[Reward], groups: Sequence[Sequence[Episode]], timeout: float | None = 60.0
 ) -> dict[str, Corpus]:
     """Compute all corpus metrics of these rewards: "NAME/corpus" -> Corpus. `groups` are the episodes of each prompt;
-    episodes without an answer, or of a task that the reward is not for, are left out. Raises LmgymError as
-    `base.call_reward` does."""
+    episodes without an answer, of a task that the reward is not for, or that it could not judge, are left out. Raises
+    LmgymError as `base.call_reward` does."""
     figures = {}
     for reward in rewards:
         if hasattr(reward.function, "corpus"):
-            answered = [episodes_to_judge(reward, [episode for episode in group if episode.turns]) for group in groups]
+            usable = [
+                [one for one in group if one.turns and one.reward_components.get(reward.name, 0.0) is not None]
+                for group in groups
+            ]
+            answered = [episodes_to_judge(reward, group) for group in usable]
             if answered := [group for group in answered if group]:
                 figures[f"{reward.name}/corpus"] = _corpus(reward, answered, timeout)
     return figures

@@ -49,13 +49,17 @@ def normalise(
         >>> normalise(episodes, rewards, stage.moments)
     """
     for reward in (reward for reward in rewards if reward.normalise):
-        shown = [e for e in episodes if e.turns and not e.error and reward.applies(e.example)]
+        shown = [
+            (episode, raw)
+            for episode in episodes
+            if episode.turns and not episode.error and reward.applies(episode.example)
+            if (raw := episode.reward_components[reward.name]) is not None
+        ]
         known = moments.setdefault(reward.name, Moments())
         if learn:
-            known.add([episode.reward_components[reward.name] for episode in shown])
+            known.add([raw for _, raw in shown])
         centre = 0.0 if reward.normalise == "scale" else known.mean
-        for episode in shown:
-            raw = episode.reward_components[reward.name]
+        for episode, raw in shown:
             value = (raw - centre) / (known.deviation + SMALLEST)
             episode.reward_components |= {reward.name: value, f"{reward.name}/raw": raw}
             episode.turns[-1].reward += reward.weight * (value - raw)

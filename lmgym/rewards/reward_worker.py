@@ -13,8 +13,10 @@ from typing import Any
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError, describe
+from lmgym.processes.pool import Failure
 from lmgym.rewards.adapters import Style, adapted
 from lmgym.rewards.base import Reward, call_reward, episodes
+from lmgym.rewards.failures import RewardFailed
 from lmgym.rewards.foreign.signature import notes_of
 from lmgym.rewards.running.pooled import NeedsTorch, episode_from_json, unpacked
 from lmgym.types import Episode, Example, Turn
@@ -35,8 +37,9 @@ class RefuseTorch:
 
 
 def run(item: Mapping[str, Any]) -> dict[str, Any]:
-    """{"values": the reward's values}, {"refused": a sentence}, or {"stays": the reason} for a function that has to be
-    called in the training process. An item without rows only imports the function."""
+    """{"values": the reward's values}, {"failed": a sentence} where it raised or was too slow, {"refused": a sentence}
+    about the recipe, or {"stays": the reason} for a function that has to be called in the training process. An item
+    without rows only imports the function."""
     try:
         packed = json.dumps(item["arguments"]) if item["factory"] else ""
         function = _function(item["target"], item["style"], item["name"], packed)
@@ -52,7 +55,10 @@ def run(item: Mapping[str, Any]) -> dict[str, Any]:
         examples = [replace(Example.from_json(tree), meta=unpacked(meta)) for tree, meta in item["examples"]]
         shown = [_episode(row, examples[number], index) for index, (number, row) in enumerate(item["rows"])]
         values = call_reward(Reward(item["name"], 1.0, function), shown, item["timeout"])
-        return {"values": values, "notes": [notes_of(episode, item["name"]) for episode in shown]}
+        sent = [vars(value) if isinstance(value, Failure) else value for value in values]
+        return {"values": sent, "notes": [notes_of(episode, item["name"]) for episode in shown]}
+    except RewardFailed as error:
+        return {"failed": str(error)}
     except LmgymError as error:
         return {"refused": str(error)}
     except NeedsTorch:

@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.base import Reward, call_guarded, call_reward, finite_number
+from lmgym.processes.pool import Failure
+from lmgym.rewards.base import Judgement, Reward, call_guarded, call_reward, finite_number
 from lmgym.text.chat import decode
 from lmgym.types import Episode
 
@@ -28,13 +29,14 @@ def each_token(function: Function) -> Function:
 
 def rewards_by_token(
     reward: Reward, episodes: Sequence[Episode], tokenizer: Any, timeout: float | None = 60.0
-) -> list[tuple[float, list[float]]]:
-    """For each episode its reward (not yet weighted), and the part of it that each action of the last turn earns.
+) -> list[tuple[float, list[float]] | Failure | None]:
+    """For each episode its reward (not yet weighted), and the part of it that each action of the last turn earns; None
+    or a Failure where the reward cannot judge it.
 
     With `shaping` action t earns r_t = v(y_1 .. y_t) - v(y_1 .. y_t-1). v is the reward of an answer that ends there,
     and v of an answer without actions is 0. So the sum is v of the whole answer, the reward itself. This is
     potential-based shaping (Ng, Harada and Russell 1999): with gamma 1 the best policy stays the same. It costs one
-    call of the reward per token.
+    call of the reward per token. A beginning that cannot be judged is worth as much as the one before it.
 
     Raises LmgymError without a tokenizer, if a reward does not return one number per action, and as `call_reward` does.
     """
@@ -48,12 +50,24 @@ def rewards_by_token(
     # Score all prefixes of all episodes in one call, then hand the values back to their episodes.
     prefixes = [token_prefixes(episode, tokenizer) for episode in episodes]
     values = iter(call_reward(reward, [prefix for several in prefixes for prefix in several], timeout, tokenizer))
-    results = []
+    results = list[tuple[float, list[float]] | Failure | None]()
     for episode, several in zip(episodes, prefixes, strict=True):
-        scores = [next(values) for _ in several]
-        changes = [after - before for before, after in pairwise([0.0, *scores])]
-        results.append((scores[-1], changes[: len(episode.turns[-1].action_ids)]))  # a turn may have no action
+        scores = [0.0]
+        judgements = [next(values) for _ in several]
+        for judgement in judgements:
+            scores.append(judgement if isinstance(judgement, float) else scores[-1])
+        changes = [after - before for before, after in pairwise(scores)]
+        failed = _failure(judgements)
+        if failed is not None or judgements[-1] is None:
+            results.append(failed)
+        else:
+            results.append((scores[-1], changes[: len(episode.turns[-1].action_ids)]))  # a turn may have no action
     return results
+
+
+def _failure(judgements: Sequence[Judgement]) -> Failure | None:
+    """The first failure of several calls about one answer."""
+    return next((one for one in judgements if isinstance(one, Failure)), None)
 
 
 def token_prefixes(episode: Episode, tokenizer: Any) -> list[Episode]:
@@ -69,13 +83,17 @@ def token_prefixes(episode: Episode, tokenizer: Any) -> list[Episode]:
 
 def _by_token(
     reward: Reward, episodes: Sequence[Episode], tokenizer: Any, timeout: float | None
-) -> list[tuple[float, list[float]]]:
+) -> list[tuple[float, list[float]] | Failure | None]:
     shown = [episode for episode in episodes if reward.applies(episode.example)]
     rows = iter(call_guarded(reward, (shown, tokenizer), timeout, shown) if shown else [])
-    results = []
+    results = list[tuple[float, list[float]] | Failure | None]()
     for index, episode in enumerate(episodes):
         count = len(episode.turns[-1].action_ids)
-        row = list(next(rows)) if reward.applies(episode.example) else [0.0] * count
+        row = next(rows) if reward.applies(episode.example) else [0.0] * count
+        if row is None or isinstance(row, Failure):
+            results.append(row)
+            continue
+        row = list(row)
         if len(row) != count:
             raise LmgymError(
                 f"reward '{reward.name}' returned {len(row)} values for the {count} actions of example "
@@ -88,9 +106,10 @@ def _by_token(
 
 def rewards_by_turn(
     reward: Reward, episodes: Sequence[Episode], timeout: float | None = 60.0, tokenizer: Any = None
-) -> list[list[float]]:
+) -> list[list[float] | Failure | None]:
     """For each episode the rewards of its turns, not yet weighted. A turn's reward is that of the episode as if it
-    ended after this turn. A turn whose action continues in the next one (`Turn.unfinished`) gets 0.
+    ended after this turn. A turn whose action continues in the next one (`Turn.unfinished`) gets 0, and so does one
+    that the reward cannot judge; None or a Failure if it can judge none of them, or fails for one.
 
     The reward of the episode is their sum. It costs one call of the reward per turn. Raises as `call_reward` does."""
     # Score the episodes as if they ended with each action, in one call.
@@ -101,7 +120,13 @@ def rewards_by_turn(
         for end in own
     ]
     values = iter(call_reward(reward, prefixes, timeout, tokenizer))
-    return [
-        [next(values) if index in own else 0.0 for index in range(len(episode.turns))]
-        for episode, own in zip(episodes, ends, strict=True)
-    ]
+    results = list[list[float] | Failure | None]()
+    for episode, own in zip(episodes, ends, strict=True):
+        judgements = {index: next(values) for index in own}
+        failed = _failure(list(judgements.values()))
+        if failed is not None or all(one is None for one in judgements.values()):
+            results.append(failed)
+        else:
+            paid = {index: one for index, one in judgements.items() if isinstance(one, float)}
+            results.append([paid.get(index, 0.0) for index in range(len(episode.turns))])
+    return results

@@ -109,15 +109,18 @@ def evaluate(
     samples: int = 1,
     timeout: float = 60.0,
     judge: str | None = None,
+    rewards_failed: float = 0.0,
 ) -> Evaluation:
-    """Answer each example `samples` times and score the answers. `judge` is the reward that picks the best of them.
+    """Answer each example `samples` times and score the answers. `judge` is the reward that picks the best of them. An
+    answer that a reward did not judge is not in its mean, and a metric without any answer is left out; "unjudged" is
+    the share of those that none judged, and "unjudged/NAME" of those that the reward NAME did not judge.
 
     Random numbers are a function of (seed, place), not of the training step, so that two evaluations of the same
     examples are paired. Intervals are over prompts (stats/intervals.py); there is none (NaN) for a single prompt, for
     equal values that are not 0 or 1, and for a "NAME/corpus" that is not of sums, as the number of distinct words."""
     prompts = [(group, example) for group, example in enumerate(examples) for _ in range(samples)]
     totals = [replace(reward, shaping=False) for reward in rewards]
-    episodes = play(prompts, actor, sampling, (seed, "evaluation"), envs, totals, timeout)
+    episodes = play(prompts, actor, sampling, (seed, "evaluation"), envs, totals, timeout, rewards_failed)
     groups = groups_of(episodes)
     values = measured(groups, rewards) | by_task(groups, rewards) | noted(groups)
     values |= chosen_by(judge, groups, rewards) if judge is not None else {}
@@ -126,7 +129,8 @@ def evaluate(
     found = corpora(rewards, groups, timeout)
     results = {}
     for name, numbers in values.items():
-        results[name] = mean_interval(numbers, shares=is_share(name))
+        if known := [own for own in numbers if own]:
+            results[name] = mean_interval(known, shares=is_share(name))
         if (whole := f"{name}/corpus") in found:
             results[whole] = found[whole].interval
     return Evaluation(results, episodes, found)
@@ -134,14 +138,20 @@ def evaluate(
 
 def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:
     """The numbers behind an evaluation: by metric, one list per prompt of one number per answer (pass@k: one per
-    prompt). "length/mean" are tokens; "length" is a reward."""
-    values = {"reward": [[episode.score for episode in group] for group in groups]}
+    prompt). "length/mean" are tokens; "length" is a reward. Answers that were not judged have no number, so a list may
+    be empty."""
+    values = {"reward": [[episode.score for episode in group if episode.judged] for group in groups]}
     ks = _sizes(groups)
     for reward in rewards:
         own = values[reward.name] = _values_of(reward.name, groups)
         if all(value in (0.0, 1.0) for group in own for value in group):
-            values |= {f"{reward.name}/pass@{k}": pass_at_k_each(own, k) for k in ks}
+            values |= {f"{reward.name}/pass@{k}": _each(k, _pass_at_k, own) for k in ks}
             values |= _elected(reward, groups, own, ks)
+        if any(episode.reward_components[reward.name] is None for group in groups for episode in group):
+            lacking = [[float(e.reward_components[reward.name] is None) for e in group] for group in groups]
+            values[f"unjudged/{reward.name}"] = lacking
+    if any(not episode.judged for group in groups for episode in group):
+        values["unjudged"] = [[float(not episode.judged) for episode in group] for group in groups]
     values["length/mean"] = [[float(sum(len(t.action_ids) for t in e.turns)) for e in group] for group in groups]
     values["truncated"] = [[float(episode.truncated) for episode in group] for group in groups]
     if any(episode.overflowed for group in groups for episode in group):
@@ -158,7 +168,18 @@ def _sizes(groups: Sequence[Sequence[Episode]]) -> list[int]:
 
 
 def _values_of(reward: str, groups: Sequence[Sequence[Episode]]) -> list[list[float]]:
-    return [[episode.reward_components[reward] for episode in group] for group in groups]
+    values = ([episode.reward_components[reward] for episode in group] for group in groups)
+    return [[value for value in group if value is not None] for group in values]
+
+
+def _each(k: int, number: Callable[..., float], *columns: Sequence[Sequence[Any]]) -> list[list[float]]:
+    """For each prompt the number of its columns and k; none for a prompt of which fewer than k answers were judged."""
+    rows = zip(*columns, strict=True)
+    return [[number(*own, k)] if len(own[0]) >= k else [] for own in rows]
+
+
+def _pass_at_k(values: Sequence[float], k: int) -> float:
+    return pass_at_k_each([values], k)[0][0]
 
 
 def _elected(
@@ -168,12 +189,9 @@ def _elected(
     vote = getattr(reward.function, "vote", None)
     if vote is None or reward.selective:
         return {}
-    votes = [[vote(episode.text) for episode in episodes_to_judge(reward, group)] for group in groups]
-    return {
-        f"{reward.name}/maj@{k}": [[majority(own, cast, k)] for own, cast in zip(values, votes, strict=True)]
-        for k in ks
-        if k > 1
-    }
+    judged = [[one for one in group if one.reward_components[reward.name] is not None] for group in groups]
+    votes = [[vote(episode.text) for episode in episodes_to_judge(reward, group)] for group in judged]
+    return {f"{reward.name}/maj@{k}": _each(k, majority, values, votes) for k in ks if k > 1}
 
 
 def chosen_by(
@@ -183,13 +201,13 @@ def chosen_by(
     names = [reward.name for reward in rewards]
     if judge not in names:
         raise LmgymError(f"evaluation.best_of: there is no reward or metric '{judge}'; {suggest(judge, names)}")
-    liked = _values_of(judge, groups)
-    return {
-        f"{name}/best@{k}": [[best_of(*pair, k)] for pair in zip(_values_of(name, groups), liked, strict=True)]
-        for name in names
-        for k in _sizes(groups)
-        if k > 1
-    }
+    found = dict[str, list[list[float]]]()
+    for name in names:
+        parts = [[episode.reward_components for episode in group] for group in groups]
+        both = [[own for own in group if own[name] is not None and own[judge] is not None] for group in parts]
+        values, liked = ([[own[key] for own in group] for group in both] for key in (name, judge))
+        found |= {f"{name}/best@{k}": _each(k, best_of, values, liked) for k in _sizes(groups) if k > 1}
+    return found
 
 
 def is_share(name: str) -> bool:
@@ -201,7 +219,7 @@ def is_share(name: str) -> bool:
 def better_directions(names: Iterable[str], rewards: Sequence[Reward]) -> dict[str, int]:
     """Of each metric 1 if higher is better, -1 if lower is better; left out where the recipe does not say. The reward
     and its parts of positive weight should rise, parts of negative weight, errors and cut answers fall."""
-    known = dict.fromkeys(("truncated", "truncated/context", "environment_errors", "reference_nll"), -1)
+    known = dict.fromkeys(("truncated", "truncated/context", "environment_errors", "unjudged", "reference_nll"), -1)
     known |= {"reward": 1, "preference/accuracy": 1, "preference/margin": 1, "calibration/error": -1}
     known |= dict.fromkeys(("step/accuracy", "step/first_wrong", "step/all_right"), 1)
     known |= {reward.name: 1 if reward.weight > 0 else -1 for reward in rewards if reward.weight}
@@ -220,11 +238,11 @@ def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> d
     for group in groups:
         if "mixture" in group[0].example.meta:
             task = f"reward/{group[0].example.meta['task']}"
-            values.setdefault(task, []).append([episode.score for episode in group])
+            values.setdefault(task, []).append([episode.score for episode in group if episode.judged])
     for reward in rewards:
         own = [group for group in groups if reward.applies(group[0].example)] if reward.selective else []
         for name, numbers in measured(own, [reward]).items() if own else ():
-            if name == reward.name or name.startswith(f"{reward.name}/"):
+            if name in (reward.name, f"unjudged/{reward.name}") or name.startswith(f"{reward.name}/"):
                 values[name] = numbers
     return values
 

@@ -1,16 +1,19 @@
 """A whole rollout, scored: every rank plays its share of the groups, and gets all episodes. No torch here."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import Ranks
 from lmgym.envs.base import Env
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import Envs
 from lmgym.inference.base import Sampling
 from lmgym.rewards.base import Reward, episodes_to_judge
+from lmgym.rewards.failures import too_many
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import apply_rewards, collect_numbered, finished_episodes
 from lmgym.types import Episode, Example
@@ -32,6 +35,7 @@ class Draw:
     envs: Envs | Callable[[], Env] = SingleTurn
     rewards: Sequence[Reward] = ()
     timeout: float = 60.0
+    rewards_failed: float = 0.0  # share of the answers that a reward may fail for
 
 
 def play(
@@ -42,14 +46,36 @@ def play(
     envs: Envs | Callable[[], Env] = SingleTurn,
     rewards: Sequence[Reward] = (),
     timeout: float = 60.0,
+    rewards_failed: float = 0.0,
 ) -> list[Episode]:
     """Scored episodes for (group, example) pairs, in order: `collect`, then `apply_rewards` (rollout.py), shared out
     over `actor.ranks` by group. A reward sees the answers of this rank only, whole groups of them. Raises LmgymError as
-    these two do.
+    these two do, and if a reward fails for more than the share `rewards_failed` of the answers.
 
     Example: play(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), rewards=[reward])"""
-    played = play_share(Draw(prompts, tuple(path), actor, sampling, envs, rewards, timeout))
-    return finished_episodes(exchanged(actor.ranks, played, prompts))
+    return played_by_all(Draw(prompts, tuple(path), actor, sampling, envs, rewards, timeout, rewards_failed))
+
+
+def played_by_all(draw: Draw) -> list[Episode]:
+    """`play` of a draw."""
+    return checked(draw, finished_episodes(exchanged(draw.actor.ranks, play_share(draw), draw.prompts)))
+
+
+def checked(draw: Draw, episodes: list[Episode]) -> list[Episode]:
+    """The episodes of all ranks. Raises LmgymError if a reward has failed for more of them than it may."""
+    failed: dict[str, list[str]] = {}
+    for name, error in (item for episode in episodes for item in episode.reward_errors.items()):
+        failed.setdefault(name, []).append(error)
+    for name, errors in failed.items():
+        most = share_of(draw.rewards_failed, len(episodes))
+        if len(errors) > most:
+            raise LmgymError(too_many(name, errors, most))
+    return episodes
+
+
+def share_of(share: float, count: int) -> int:
+    """A share of a number, rounded down. Example: share_of(0.29, 100) -> 29, where the product is 28.999..."""
+    return math.floor(share * count + 1e-9)
 
 
 def play_share(draw: Draw) -> dict[int, list[Episode]]:
@@ -58,7 +84,9 @@ def play_share(draw: Draw) -> dict[int, list[Episode]]:
     actor = draw.actor
     share = actor.ranks.share_groups(enumerate(draw.prompts), group=lambda numbered: numbered[1][0])
     played = collect_numbered(share, actor, draw.sampling, draw.key, draw.envs, background_scoring(draw.rewards))
-    apply_rewards([one for each in played.values() for one in each], draw.rewards, draw.timeout, actor.tokenizer)
+    players = max((len(each) for each in played.values()), default=1)  # of a game: each has an answer of its own
+    most = share_of(draw.rewards_failed, players * len(draw.prompts))
+    apply_rewards([one for each in played.values() for one in each], draw.rewards, draw.timeout, actor.tokenizer, most)
     return played
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
-from lmgym.envs.base import Step
+from lmgym.envs.base import Branch, Step
 from lmgym.envs.past import WHOLE, Past
 from lmgym.envs.vector import EnvFailure, Opening
 from lmgym.inference.base import Completion, Engine, Request
@@ -159,7 +159,9 @@ class PlayerState:
     def observe(self, step: Step, encode: PromptCache) -> bool:
         """Append what the environment answers; False if the model has no room for another turn."""
         turns = self.episode.turns
-        if step.restart or not turns:
+        if step.branch is not None:
+            self._branch(step.messages, step.branch, encode)
+        elif step.restart or not turns:
             self.begin(step.messages, encode)
         elif step.continuation is not None:
             self._continue_message(step.continuation)
@@ -184,6 +186,32 @@ class PlayerState:
         if turns:
             turns[-1].stop = "context"
         return False
+
+    def _branch(self, messages: Sequence[Message], branch: Branch, encode: PromptCache) -> None:
+        """Go on from an earlier turn, or from none. Raises LmgymError where a past cannot be kept."""
+        if self.actor.decoder_start or self.past != WHOLE:
+            raise LmgymError(
+                "this environment goes back to earlier turns, which needs a causal model, and the whole past: leave "
+                "env.window and env.thoughts out"
+            )
+        self.stop, self.template = branch.stop, {**self.actor.template, **branch.template}
+        if branch.turn is None:
+            self.begin(messages, encode)
+            return
+        # 1. The tokens up to the answer: those of its row.
+        turns, turn = self.episode.turns, self.episode.turns[branch.turn]
+        begin = next(n for n in range(branch.turn, -1, -1) if n == 0 or turns[n].restart)
+        kept = [id for one in turns[begin : branch.turn + 1] for id in (*one.prompt_ids, *one.action_ids)]
+        # 2. What follows it.
+        history, new = list(messages[: branch.covered - 1]), messages[branch.covered :]
+        added = appended_ids(
+            self.actor.tokenizer, history, new, turn.action_ids[-1], self.template, turn.stop == "eos", self.bare
+        )
+        added += self.actor.start_ids
+        # 3. The same row goes on, or another begins.
+        self.restarted = branch.turn != len(turns) - 1
+        self.ids, self.history, self.told = [*kept, *added], list(messages), list(messages)
+        self.new_ids, self.message = self.ids if self.restarted else added, self.actor.answer_start
 
     def _with_answer(self, messages: Sequence[Message]) -> list[Message]:
         """The conversation with the policy's message and what answers it."""
@@ -243,7 +271,12 @@ class EpisodeState:
         if step.player is not None and not 0 <= step.player < len(self.players):
             return self._fail(f"step() names player {step.player} as the next, and there are {len(self.players)}")
         self.current = self.current if step.player is None else step.player
-        return self.player.observe(step, encode)
+        try:
+            return self.player.observe(step, encode)
+        except LmgymError as error:
+            if step.branch is None:
+                raise
+            return self._fail(str(error))  # a program's request that the chat template refuses, not the recipe
 
     def _fail(self, reason: str) -> bool:
         for player in self.players:

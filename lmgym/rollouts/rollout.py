@@ -4,7 +4,6 @@
 `apply_rewards` fills in the rewards. All live environments share one engine call per turn; waiting ones take the place
 of finished ones. The result depends on counts and on the order of the episodes, never on arrival time."""
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,8 @@ from lmgym.envs.past import WHOLE, Past
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import EnvFailure, Envs, InProcess
 from lmgym.inference.base import Sampling
-from lmgym.rewards.base import Reward, call_reward, check_size
-from lmgym.rewards.token_credit import rewards_by_token, rewards_by_turn
+from lmgym.rewards.base import Reward, check_size
+from lmgym.rewards.payment import is_judged, pay_reward
 from lmgym.rollouts.given_answers import given_turn, given_turns
 from lmgym.rollouts.players import Actor, EpisodeState, PlayerState, PromptCache, begin_episode
 from lmgym.text.chat import decode
@@ -115,41 +114,35 @@ def demonstrate(
 
 
 def apply_rewards(
-    episodes: Sequence[Episode], rewards: Sequence[Reward], timeout: float = 60.0, tokenizer: Any = None
+    episodes: Sequence[Episode],
+    rewards: Sequence[Reward],
+    timeout: float = 60.0,
+    tokenizer: Any = None,
+    most_failures: int = 0,
 ) -> None:
     """Fill in `reward_components` and `score` of each episode: environment rewards plus weighted reward functions. A
     reward is paid on the last token of the last turn, unless it pays each turn or each token
-    (rewards/token_credit.py; that needs the `tokenizer`). `timeout` is the limit of one reward call in seconds."""
+    (rewards/token_credit.py; that needs the `tokenizer`). `timeout` is the limit of one reward call in seconds.
+
+    A reward that cannot judge an answer (None) adds nothing to its score; an answer that no reward could judge is
+    `judged=False`. One that raises, or is too slow, cannot judge the answer that it fails for, which `reward_errors`
+    says; with more than `most_failures` of them LmgymError is raised."""
     played = [episode for episode in episodes if episode.turns]  # an environment may fail before its first turn
+    paid_before = [any(turn.reward for turn in episode.turns) for episode in episodes]
     for reward in rewards:
         for episode in episodes:
             episode.reward_components[reward.name] = 0.0
         if not played:
             continue
-        # Pay each token, each turn, or the last turn.
         began = time.perf_counter()
-        if reward.by_token:
-            paid = rewards_by_token(reward, played, tokenizer, timeout)
-            for episode, (value, tokens) in zip(played, paid, strict=True):
-                episode.reward_components[reward.name], last = value, episode.turns[-1]
-                before = last.token_rewards or [0.0] * len(last.action_ids)
-                last.reward += reward.weight * value
-                last.token_rewards = [old + reward.weight * new for old, new in zip(before, tokens, strict=True)]
-        elif reward.each_turn:
-            for episode, values in zip(played, rewards_by_turn(reward, played, timeout, tokenizer), strict=True):
-                episode.reward_components[reward.name] = math.fsum(values)
-                for turn, value in zip(episode.turns, values, strict=True):
-                    turn.reward += reward.weight * value
-        else:
-            for episode, value in zip(played, call_reward(reward, played, timeout, tokenizer), strict=True):
-                episode.reward_components[reward.name] = value
-                episode.turns[-1].reward += reward.weight * value
+        pay_reward(reward, played, timeout, tokenizer, most_failures)
         seconds = time.perf_counter() - began
         for episode in played:
             episode.reward_seconds[reward.name] = seconds
     # Add up what the turns have earned.
-    for episode in episodes:
+    for episode, paid in zip(episodes, paid_before, strict=True):
         episode.score = sum(turn.reward for turn in episode.turns)
+        episode.judged = paid or is_judged(episode, rewards)
         for reward in (reward for reward in rewards if reward.weight):
             check_size(reward, episode)
 

@@ -11,8 +11,8 @@ from lmgym.core import registry, seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rollouts.given_answers import check_labelled, labelled_steps, rated_answers
-from lmgym.rollouts.play import Draw, exchanged, play_share
-from lmgym.rollouts.rollout import demonstrate, finished_episodes
+from lmgym.rollouts.play import Draw, played_by_all
+from lmgym.rollouts.rollout import demonstrate
 from lmgym.text.chat import answer_ids
 from lmgym.text.steps import step_ids
 from lmgym.types import Episode, Example
@@ -118,7 +118,7 @@ class PolicyAnswers(Source):
     samples, of_examples, counted = True, False, "answers"
 
     def episodes(self, draw: Draw) -> list[Episode]:
-        return finished_episodes(exchanged(draw.actor.ranks, play_share(draw), draw.prompts))
+        return played_by_all(draw)
 
 
 @register("source", "references")

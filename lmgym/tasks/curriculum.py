@@ -74,8 +74,8 @@ class Curriculum:
         """Note the solve rates of all answers of a step. Raises LmgymError if there is no reward of the given name."""
         answers: dict[str, list[bool]] = {}
         for episode in episodes:
-            if not episode.error:
-                answers.setdefault(episode.example.id, []).append(self._is_right(episode))
+            if not episode.error and episode.judged and (right := self._is_right(episode)) is not None:
+                answers.setdefault(episode.example.id, []).append(right)
         self._rates = {name: sum(right) / len(right) for name, right in answers.items()}
 
     def advance(self) -> None:
@@ -109,10 +109,12 @@ class Curriculum:
         self.position = int(state["position"])
         self.resting = {str(name): int(epoch) for name, epoch in state["resting"].items()}
 
-    def _is_right(self, episode: Episode) -> bool:
+    def _is_right(self, episode: Episode) -> bool | None:
+        """None if the reward could not judge it."""
         name, components = self.section.reward, episode.reward_components
         if name is None:
             return episode.score >= self.section.right
         if name not in components:
             raise LmgymError(f"curriculum.reward: there is no reward '{name}'; the recipe has {', '.join(components)}")
-        return components.get(f"{name}/raw", components[name]) >= self.section.right  # raw: before `normalise`
+        value = components.get(f"{name}/raw", components[name])  # raw: before `normalise`
+        return None if value is None else value >= self.section.right

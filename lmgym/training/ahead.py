@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from lmgym.rollouts.play import Draw, exchanged, play_share
+from lmgym.rollouts.play import Draw, checked, exchanged, play_share
 from lmgym.rollouts.rollout import finished_episodes
 from lmgym.rollouts.sources import PolicyAnswers
 from lmgym.types import Episode
@@ -36,7 +36,7 @@ class Ahead(PolicyAnswers):
         played = None
         if number == 0:
             played, self._ready = self._ready if step == self._step else None, None
-        return super().episodes(draw) if played is None else finished_episodes(played)
+        return super().episodes(draw) if played is None else checked(draw, finished_episodes(played))
 
     def begin_next(self, draw: Callable[[], Draw]) -> None:
         """Start to sample the draw, beside whatever else this process does."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.normalisation import Moments, normalise
-from lmgym.rollouts.play import Draw, play
+from lmgym.rollouts.play import Draw, played_by_all
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.training.setup import actor_of
@@ -57,11 +57,11 @@ def add_greedy_baseline(episodes: Sequence[Episode], draw: Draw, moments: dict[s
 
 
 def one_answer(episodes: Sequence[Episode], draw: Draw, moments: dict[str, Moments]) -> list[Episode]:
-    """An answer to each group's prompt, scored; its score is the `baseline` of the group's episodes. The running
-    estimates of rewards that are normalised do not learn from it."""
+    """An answer to each group's prompt, scored; its score is the `baseline` of the group's episodes, which have none if
+    it was not judged. The running estimates of rewards that are normalised do not learn from it."""
     groups = groups_of(episodes)
     prompts = [(group[0].group, group[0].example) for group in groups]
-    answers = play(prompts, draw.actor, draw.sampling, draw.key, draw.envs, draw.rewards, draw.timeout)
+    answers = played_by_all(replace(draw, prompts=prompts))
     normalise(answers, draw.rewards, moments, learn=False)
     if len(answers) != len(groups):
         raise LmgymError(
@@ -70,7 +70,7 @@ def one_answer(episodes: Sequence[Episode], draw: Draw, moments: dict[str, Momen
         )
     for group, answer in zip(groups, answers, strict=True):
         for episode in group:
-            episode.baseline = answer.score
+            episode.baseline = answer.score if answer.judged else None
     return answers
 
 

@@ -226,7 +226,8 @@ def _stage(
     if hasattr(registry.get("env", stage.env["name"]), "template") and lost_tools(envs, few[0], policy.tokenizer):
         report.warn(NO_TOOLS)
     rewards = build_rewards(stage.rewards)
-    draw = Draw(prompts, (config.seed, "check"), actor, stage.sampling, envs, rewards, config.reward_timeout)
+    limits = config.reward_timeout, config.rewards_failed
+    draw = Draw(prompts, (config.seed, "check"), actor, stage.sampling, envs, rewards, *limits)
     episodes = source.episodes(draw)
     _prompts(report, config, stage, policy, few, episodes)
     if source.samples:
@@ -240,7 +241,14 @@ def _never_paid(
 ) -> None:
     """Report rewards that were 0 for all answers; as a warning where a mistake was found that explains it."""
     answered = [episode for episode in episodes if episode.turns]
-    silent = [one for one in rewards if not any(episode.reward_components[one.name] for episode in answered)]
+    for reward in rewards:
+        unjudged = [episode for episode in answered if episode.reward_components[reward.name] is None]
+        if unjudged:
+            errors = [one.reward_errors[reward.name] for one in unjudged if reward.name in one.reward_errors]
+            why = f"; {len(errors)} went wrong, the first: {errors[0]}" if errors else ""
+            say = report.warn if why else report.note
+            say(f"reward '{reward.name}' did not judge {len(unjudged)} of {len(answered)} answers{why}")
+    silent = [one for one in rewards if all(episode.reward_components[one.name] == 0 for episode in answered)]
     for reward in silent if answered else ():
         if why := why_never_paid(reward, answered, timeout, tokenizer):
             report.warn(f"reward '{reward.name}' was 0 for all {len(answered)} answers, and {why}")
@@ -332,15 +340,19 @@ def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: boo
         notes = [str(turn.info.get("reason")) for e in episodes for turn in e.turns if turn.info.get("invalid")]
         why = f"; the first that was not: {notes[0]}" if notes else ""
         (report.note if valid else complain)(f"valid actions: {valid} of {len(invalid)} sampled{why}")
-    mean = sum(episode.score for episode in episodes) / count
-    values = sorted({round(episode.score, 4) for episode in episodes})
+    judged = [episode for episode in episodes if episode.judged]
+    if not judged:
+        complain(f"no reward judged any of the {count} answers; a step without one ends the run")
+        return
+    mean = sum(episode.score for episode in judged) / len(judged)
+    values = sorted({round(episode.score, 4) for episode in judged})
     report.note(f"reward: mean {mean:.3f}, from {values[0]} to {values[-1]}")
-    groups = groups_of(episodes)
+    groups = groups_of(judged)
     equal = sum(len({episode.score for episode in group}) == 1 for group in groups) / len(groups)
     if stage.algorithm.group_size > 1 and equal == 1.0:
         complain(f"in all {len(groups)} groups every answer earned the same: a group baseline would learn nothing; "
                     "warm-start the model, or make the reward finer")  # fmt: skip
     else:
         report.note(f"groups whose answers all earned the same: {equal:.0%} of {len(groups)}")
-    shown = episodes[0].text.strip().replace("\n", "⏎")[:100]
-    report.note(f"an answer: {shown!r} (reward {episodes[0].score:.3f}, stopped by {episodes[0].turns[-1].stop})")
+    shown = judged[0].text.strip().replace("\n", "⏎")[:100]
+    report.note(f"an answer: {shown!r} (reward {judged[0].score:.3f}, stopped by {judged[0].turns[-1].stop})")

@@ -30,6 +30,7 @@ from lmgym.training.run import Run
 from lmgym.training.setup import held_out_rewards
 from lmgym.training.stage import StageRun
 from lmgym.training.symptoms import flat_results
+from lmgym.training.unjudged import warn_of_unjudged
 from lmgym.types import Episode, Example
 
 
@@ -121,7 +122,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     result = Evaluation({}, [])
     if stage.algorithm.requirements.makes_policy:  # a reward model answers nothing
         run.renew_engine()
-        how = (seed, section.samples, config.reward_timeout, section.best_of)
+        how = (seed, section.samples, config.reward_timeout, section.best_of, config.rewards_failed)
         result = evaluate(examples, stage.actor, sampling, rewards, stage.held_out_envs, *how)
     results = dict(result.results)
     if _measures_references(stage, examples):
@@ -135,6 +136,8 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     record |= flat_results(plain)
     run.writer.metrics(record)
     run.callbacks.on_evaluation(EvaluationEnd(stage.config.name, stage.step, split, result.episodes, record))
+    where = f"the evaluation on {split} after step {stage.step}"
+    warn_of_unjudged(stage, rewards, result.episodes, where)
     tracked = result.episodes[: config.logs.samples * section.samples : section.samples]  # the same prompts every time
     predictions = config.logs.predictions
     recorded = result.episodes if predictions is True else tracked
@@ -144,7 +147,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
         write = registry.load_attribute(predictions, "logs.predictions")
         write(run.folder, run.progress.version, split, result.episodes)
     shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
-    run.console.evaluation(stage.step, {name: results[name] for name in shown}, split)
+    run.console.evaluation(stage.step, {name: results[name] for name in shown if name in results}, split)
     kept: dict[str, Any] = {"stage": stage.config.name, "step": stage.step, "split": split}
     if judged.bins:
         kept["calibration"] = [asdict(one) for one in judged.bins]
@@ -213,7 +216,7 @@ def _answers(episodes: list[Episode]) -> list[dict[str, Any]]:
             "prompt": e.example.prompt if isinstance(e.example.prompt, str) else e.example.prompt[-1]["content"],
             "text": e.text,
             "reference": e.example.references[0] if e.example.references else "",
-            "reward": e.score,
+            "reward": e.score if e.judged else None,
             **({"conversation": [dict(message) for message in e.messages]} if len(e.turns) > 1 else {}),
         }
         for e in episodes

@@ -32,6 +32,7 @@ from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
 from lmgym.training.symptoms import warn_of_failures, warn_of_symptoms
 from lmgym.training.tracing import StepTrace, begin_trace, write_trace
+from lmgym.training.unjudged import judged_groups, refuse_unjudged
 from lmgym.types import Episode
 from lmgym.updates.prepare import batch_metrics, prepare
 from lmgym.updates.update import update
@@ -104,8 +105,8 @@ def advance(stage: StageRun) -> None:
 
 def gather(stage: StageRun, step: int) -> list[Episode]:
     """All episodes of a step, scored: prompts from the stream, answers from the engine (or the data), rewards,
-    and more draws if the algorithm wants them. `Episode.selected` says which ones the algorithm trains on. Raises
-    LmgymError if it has rejected every group of all draws."""
+    and more draws if the algorithm wants them, or if no answer was judged. `Episode.selected` says which ones the
+    algorithm trains on. Raises LmgymError if it has rejected every group of all draws."""
     groups, selected = drawn_groups(stage, step)
     if step + 1 < stage.config.steps:
         stage.source.begin_next(partial(stage.draw, step + 1))
@@ -114,9 +115,10 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
 
 
 def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[list[Episode]]]:
-    """The groups of all draws of a step, until the algorithm wants no more, and those that it selects."""
+    """The groups of all draws of a step, until the algorithm wants no more, and those that it selects. It is shown the
+    answers that were judged."""
     algorithm, config = stage.algorithm, stage.config
-    groups, selected = list[list[Episode]](), list[list[Episode]]()
+    groups, usable, selected = list[list[Episode]](), list[list[Episode]](), list[list[Episode]]()
     if stage.source.samples:
         stage.run.renew_engine()
     for number in range(config.max_draws):
@@ -131,9 +133,12 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
         if given := stage.given(step, number, first_group=len(groups)):
             episodes = with_given(episodes, replace(draw, prompts=given))
         groups += groups_of(episodes)
-        selected, more = algorithm.select(groups, config.prompts_per_step)
+        usable = judged_groups(groups, algorithm.requirements)
+        selected, more = algorithm.select(usable, config.prompts_per_step) if usable or not groups else ([], True)
         if not more:
             break
+    if groups and not usable:
+        refuse_unjudged(groups, step)
     if not any(selected):
         raise LmgymError(
             f"step {step + 1}: the algorithm rejected every group of {config.max_draws} draws; "

@@ -257,5 +257,5 @@ def evaluate_actor(config: Config, actor: Actor, examples: Sequence[Example], re
     """Evaluate outside of a run, as the recipe's last stage and `evaluation:` section say."""
     section, stage = config.evaluation, config.stages[-1]
     envs, sampling = make_envs(section.env or stage.env, config.plugins), section.decoding(stage.sampling)
-    how = (config.seed, section.samples, config.reward_timeout, section.best_of)
+    how = (config.seed, section.samples, config.reward_timeout, section.best_of, config.rewards_failed)
     return evaluate(examples, actor, sampling, rewards, envs, *how)

@@ -70,6 +70,8 @@ class StageRun:
     """Holds the doctor's rules against the steps of this stage since it began or was resumed."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """Running estimates of the rewards with `normalise`."""
+    unjudged: set[tuple[str, bool]] = field(default_factory=set)
+    """What was warned of: rewards that could not judge an answer, and whether one went wrong."""
     began: float = field(default_factory=time.perf_counter)
     """When the step in flight began, and when all its answers were there: seconds of `time.perf_counter`."""
     gathered: float = field(default_factory=time.perf_counter)
@@ -106,9 +108,10 @@ class StageRun:
 
     def draw(self, step: int, number: int = 0, first_group: int = 0) -> Draw:
         """A draw of a step: its prompts, in groups that are counted from `first_group`, and what answers them."""
-        key, timeout = (*self.path, "step", step, number), self.run.config.reward_timeout
+        key, config = (*self.path, "step", step, number), self.run.config
         prompts, _ = self._numbered(key, first_group)
-        return Draw(prompts, key, self.training_actor, self.config.sampling, self.envs, self.rewards, timeout)
+        how = self.training_actor, self.config.sampling, self.envs, self.rewards
+        return Draw(prompts, key, *how, config.reward_timeout, config.rewards_failed)
 
     @property
     def place(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from lmgym.logs.doctor.facts import answer_of_episode
 from lmgym.logs.doctor.rules import LIVE
 from lmgym.logs.records import environment_numbers
 from lmgym.training.stage import StageRun
+from lmgym.training.unjudged import warn_of_unjudged
 from lmgym.types import Episode
 
 
@@ -41,6 +42,7 @@ def warn_of_failures(stage: StageRun, episodes: list[Episode], step: int) -> Non
     if failed:
         count = len(failed)
         console.warn(f"step {step + 1}: {count} environments failed and were left out; the first one: {failed[0]}")
+    warn_of_unjudged(stage, stage.rewards, episodes, f"step {step + 1}")
     full = sum(episode.overflowed for episode in episodes)
     if full > 0.1 * len(episodes):
         console.warn(

@@ -202,7 +202,7 @@ def episode_table(episodes: Sequence[Episode], trace: StepTrace) -> dict[str, An
         "index": [one.index for one in episodes],
         "group": [one.group for one in episodes],
         "example": [one.example.id for one in episodes],
-        "score": [one.score for one in episodes],
+        "score": [one.score if one.judged else None for one in episodes],
         "reward_components": {name: [one.reward_components.get(name) for one in episodes] for name in names},
         "length": [sampled_tokens([one]) for one in episodes],
         "turns": [len(one.turns) for one in episodes],
@@ -222,10 +222,12 @@ def reason_left_out(episode: Episode, group: Iterable[Episode]) -> str:
         return ""
     if episode.error:
         return "its environment failed"
+    if not episode.judged:
+        return ": ".join(["no reward judged it", *list(episode.reward_errors.values())[:1]])
     group = list(group)
     if any(other.selected for other in group):
         return "others of its group were chosen"
-    equal = len({other.score for other in group}) == 1 and len(group) > 1
+    equal = len({other.score for other in group if other.judged}) == 1 and len(group) > 1
     return "its group was not chosen: all scores are equal" if equal else "its group was not chosen"
 
 
@@ -237,7 +239,8 @@ def whole_record(episode: Episode, example: dict[str, Any], rows: Mapping[RowPla
         "turns": [TraceTurn(**_same_fields(TraceTurn, turn)) for turn in episode.turns],
         "rows": [rows[episode.index, number] for number in range(len(episode.rows()))],
     }
-    return TraceEpisode(**{**_same_fields(TraceEpisode, episode), **own})
+    score = episode.score if episode.judged else None
+    return TraceEpisode(**{**_same_fields(TraceEpisode, episode), **own, "score": score})
 
 
 def _same_fields(kind: Any, thing: Any) -> dict[str, Any]:

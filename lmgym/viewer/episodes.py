@@ -38,7 +38,7 @@ def episode_of_record(record: Mapping[str, Any]) -> TraceEpisode:
         group=int(record["group"]),
         example={"id": record.get("example", ""), "prompt": prompt, "references": record.get("references", [])},
         messages=[],
-        score=record.get("score") or 0.0,
+        score=record.get("score"),
         reward_components=record.get("reward_components", {}),
         baseline=None,
         terminated=not any(turn.get("stop") in ("length", "context") for turn in turns),

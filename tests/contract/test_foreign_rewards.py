@@ -136,8 +136,8 @@ def test_a_column_that_some_examples_lack_is_none_there() -> None:
     scored = answered("4", "4")
     scored[1] = replace(scored[1], example=replace(scored[1].example, meta={}))
     reward = foreign("trl_answer", pool=False)
-    assert call_reward(reward, scored) == [1.0, 0.0]  # None adds nothing
-    assert call_reward(reward, scored[1:]) == [0.0]
+    assert call_reward(reward, scored) == [1.0, None]  # not judged
+    assert call_reward(reward, scored[1:]) == [None]
 
 
 @pytest.mark.processes

@@ -14,7 +14,7 @@ from lmgym.envs.base import Step
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.load import PolicySection, load_policy
-from lmgym.processes.pool import ProcessPool
+from lmgym.processes.pool import Failure, ProcessPool
 from lmgym.rewards.base import call_reward, check_examples, episodes
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
@@ -185,7 +185,7 @@ def test_a_function_of_trl_gets_what_trl_gives() -> None:
     seen.clear()
     scored = answered("four", "none", color="red")
     scored[1] = replace(scored[1], example=replace(scored[1].example, meta={"level": 7}))
-    assert call_reward(rewarded(notes), scored) == [4.0, 0.0]  # None adds nothing
+    assert call_reward(rewarded(notes), scored) == [4.0, None]  # not judged
     given = dict(seen[0])
     assert callable(given.pop("log_metric"))  # log_extra it does not name
     assert given == {
@@ -271,8 +271,16 @@ def test_texts_are_scored_in_processes_and_a_bad_one_costs_itself() -> None:
 
 
 @pytest.mark.processes
+def test_without_a_price_a_bad_text_is_not_judged() -> None:
+    section = {f"{ODD}:slow_or_worse": {"parallel": {"processes": 2, "seconds": 0.5}}}
+    values = call_reward(build_rewards(section)[0], answered("a b", "raise", "c", "for ever"))
+    assert [values[0], values[2]] == [2.0, 1.0]
+    assert [value.kind for value in values[1::2] if isinstance(value, Failure)] == ["error", "time"]
+
+
+@pytest.mark.processes
 def test_a_reward_that_can_score_nothing_in_processes_is_an_error() -> None:
-    section = {f"{ODD}:slow_or_worse": {"parallel": {"processes": 1}}}
+    section = {f"{ODD}:slow_or_worse": {"parallel": {"processes": 1, "failed": 0}}}
     expected = "no text could be scored in a process of its own; the first: RuntimeError: no"
     with pytest.raises(LmgymError, match=expected):
         call_reward(build_rewards(section)[0], answered("raise", "raise"))
@@ -331,7 +339,7 @@ def test_answers_are_scored_while_others_are_sampled(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.processes
 def test_what_is_wrong_beside_the_rollout_is_said_when_the_rewards_are_asked() -> None:
-    reward = build_rewards({f"{ODD}:slow_or_worse": {"parallel": {"processes": 1}}})[0]
+    reward = build_rewards({f"{ODD}:slow_or_worse": {"parallel": {"processes": 1, "failed": 0}}})[0]
     begin, failing = background_scoring([reward]), answered("raise", "raise")
     for episode in failing:
         begin(episode)

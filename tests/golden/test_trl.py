@@ -18,6 +18,10 @@ from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.reinforce import RLOO
 from lmgym.batch import Batch, PolicyOutputs, collate
+from lmgym.config.build import build
+from lmgym.rewards.base import Reward
+from lmgym.rollouts.rollout import apply_rewards, groups_of
+from lmgym.training.unjudged import judged_groups
 from lmgym.types import Episode, Example, Turn
 from tests import rounding
 from tests.family import grpo
@@ -241,3 +245,62 @@ def test_rloo_off_policy_is_another_estimator() -> None:
     one optimizer step per batch (and refuses more), so it never is off-policy by its own doing."""
     case = Case(2, 2, 5, drift=0.4)
     assert not same(case.ours(RLOO(group_size=SIZE))[1], rloo_of_trl(case)[1], 1e-2)
+
+
+# Answers that no reward has judged
+
+
+def some_unjudged(seed: int, prompts: int) -> Tensor:
+    """Two rewards of each answer; NaN where one of them gave None, here and there both."""
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(prompts * SIZE, 2, generator=generator, dtype=torch.float64)
+    table[torch.rand(prompts * SIZE, 2, generator=generator) < 0.4] = torch.nan
+    table[1] = torch.nan
+    return table
+
+
+def ours_of(table: Tensor, algorithm: Algorithm) -> Tensor:
+    """The advantages of the answers whose rewards the functions gave; 0 for those that are left out of the batch."""
+    rewards = [
+        Reward(name, weight, lambda texts, _, own=own: [None if one != one else one for one in own.tolist()])
+        for name, weight, own in zip(("first", "second"), WEIGHTS, table.unbind(1), strict=True)
+    ]
+    episodes = [Episode(Example("x", "?"), row // SIZE, row, [Turn([9], [5])]) for row in range(len(table))]
+    apply_rewards(episodes, rewards)
+    judged = [one for group in judged_groups(groups_of(episodes), algorithm.requirements) for one in group]
+    weights = {reward.name: reward.weight for reward in rewards}
+    batch = collate(judged, weights=weights if algorithm.requirements.reward_components else None)
+    exact = {"score": torch.tensor([one.score for one in judged], dtype=torch.float64)}
+    if batch.reward_components is not None:
+        exact["reward_components"] = torch.cat([table[batch.episode], batch.reward_components[:, 2:].double()], 1)
+    found = algorithm.advantages(batch.replace(**exact)).require("advantages")[:, -1]
+    return torch.zeros(len(table), dtype=torch.float64).index_put((batch.episode,), found.double())
+
+
+WEIGHTS = (1.0, 0.5)
+
+
+@pytest.mark.parametrize("scale", ["none", "group", "batch", "each reward"])
+@pytest.mark.parametrize(("seed", "prompts"), [(0, 2), (1, 3), (2, 6)])
+def test_unjudged_answers_have_no_advantage_and_no_part_in_a_baseline(seed: int, prompts: int, scale: str) -> None:
+    """Sums are of the rewards that judged (nansum). Groups of a single judged answer are among these."""
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    case, table = Case(seed, prompts, 1), some_unjudged(seed, prompts)
+    fields = {"loss_type": "dapo", "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.28, "max_completion_length": 16}
+    stand_in = stand_in_for(case, scale_rewards="none" if scale == "each reward" else scale, **fields)
+    stand_in._calculate_rewards = lambda *inputs: table.clone()
+    stand_in.reward_weights = torch.tensor(WEIGHTS, dtype=torch.float64)
+    stand_in.reward_funcs = stand_in.reward_func_names = ["first", "second"]
+    if scale == "each reward":
+        stand_in.multi_objective_aggregation = "normalize_then_sum"
+    _, _, advantages = case.trl(GRPOTrainer, stand_in)
+    credit = {"credit": "each_reward"} if scale == "each reward" else {"credit": {"name": "group", "scale": scale}}
+    found = ours_of(table, build(GRPO, {"group_size": SIZE, **credit}, "algorithm."))
+    assert float(advantages.abs().max()) > 0 and float(advantages[1]) == 0
+    assert same(found, advantages)
+
+
+def test_the_example_of_the_docs() -> None:
+    table = torch.tensor([[1.0, torch.nan], [torch.nan, torch.nan], [1.0, torch.nan], [1.0, torch.nan]]).double()
+    assert ours_of(table, GRPO(group_size=SIZE)).tolist() == [0.0, 0.0, 0.0, 0.0]

@@ -37,5 +37,5 @@ def _record(episode: Episode, split: str) -> dict[str, Any]:
         "generated_text": episode.text,
         "ref_text": "".join(f"<START-{number}>{text}<END-{number}>" for number, text in references),
         **episode.reward_components,
-        "reward": episode.score,
+        "reward": episode.score if episode.judged else None,
     }

@@ -78,10 +78,10 @@ def _facts(recipe: Record, section: Record, stage: int, compute: str) -> Facts:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the rules look at in one answer: `cut` off by a limit, and the share of it that repeats itself (NaN if it is
-    too short). Example: answer_of_record(record) of rollouts.jsonl"""
+    """What the rules look at in one answer: the score (None: not judged), `cut` off by a limit, and how much of it
+    repeats itself (NaN if it is too short). Example: answer_of_record(record) of rollouts.jsonl"""
 
-    score: float
+    score: float | None
     components: Mapping[str, float]
     cut: bool
     repeated: float
@@ -105,13 +105,13 @@ def answer_of_record(record: Record) -> Answer:
 def answer_of_episode(episode: Episode) -> Answer:
     """The same of an episode that was just sampled."""
     ids = list(chain.from_iterable(turn.action_ids for turn in episode.turns))
-    return _answer(episode.score, episode.reward_components, episode.truncated, ids)
+    return _answer(episode.score if episode.judged else None, episode.reward_components, episode.truncated, ids)
 
 
 def _answer(score: float | None, components: Mapping[str, float | None], cut: bool, ids: Sequence[int]) -> Answer:
-    """Of numbers that are not finite (null in a file) a score counts as 0, and a component is left out."""
+    """Numbers that are not finite (null in a file) are left out: what they are of was not judged."""
     known = {name: value for name, own in components.items() if (value := bounded(own)) is not None}
-    return Answer(bounded(score) or 0.0, known, cut, repeated_share(ids))
+    return Answer(bounded(score), known, cut, repeated_share(ids))
 
 
 def repeated_share(ids: Sequence[int]) -> float:

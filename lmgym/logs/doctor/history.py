@@ -86,7 +86,8 @@ class History:
         self.steps.append(record["step"])
         for answer in answers:
             self.answers.append(answer)
-            for name, value in {**answer.components, "": answer.score}.items():
+            score = {} if answer.score is None else {"": answer.score}
+            for name, value in {**answer.components, **score}.items():
                 low, high = self.ranges.get(name, (math.inf, -math.inf))
                 self.ranges[name] = (min(low, value), max(high, value))
         rewards = self.recent("reward")

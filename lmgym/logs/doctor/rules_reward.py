@@ -27,7 +27,15 @@ RARELY, FEW = 0.02, 2.0
 learn from. frozen_lake begins at 0.014 of 256, which is 3.6, and learns."""
 REPEATED = 0.5
 """Share of repeated runs of four tokens: human text is below 0.01, degenerate text above 0.4 (arXiv 1908.04319)."""
-ALWAYS_EVALUATED = ("reward", "length/mean", "truncated", "truncated/context", "environment_errors", "reference_nll")
+ALWAYS_EVALUATED = (
+    "reward",
+    "length/mean",
+    "truncated",
+    "truncated/context",
+    "environment_errors",
+    "unjudged",
+    "reference_nll",
+)
 LOWER_IS_BETTER = ("perplexity", "causal_perplexity")
 
 Bounds = tuple[float, float, float]  # mean, low, high
@@ -136,8 +144,8 @@ def truncation(history: History) -> Sign | None:
     half = len(recent) // 2
     if not recent or mean(recent) < CUT or (half and mean(recent[half:]) < HEALING * mean(recent[:half])):
         return None  # few, or fewer and fewer
-    cut = [answer.score for answer in history.answers if answer.cut]
-    whole = [answer.score for answer in history.answers if not answer.cut]
+    cut = [answer.score for answer in history.answers if answer.cut and answer.score is not None]
+    whole = [answer.score for answer in history.answers if not answer.cut and answer.score is not None]
     costs = len(whole) >= FEWEST and rose(cut, whole)
     if not costs and (history.solved or len(set(history.recent("reward"))) != 1):
         return None

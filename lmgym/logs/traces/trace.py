@@ -101,8 +101,8 @@ class TraceEpisode:
     group: int
     example: dict[str, Any]
     messages: list[dict[str, Any]]
-    score: float
-    reward_components: dict[str, float]
+    score: float | None  # None: no reward judged it
+    reward_components: dict[str, float | None]
     baseline: float | None
     terminated: bool
     error: str

@@ -6,6 +6,7 @@ grow with the square of the packed row; that is enough for tests."""
 
 from collections.abc import Callable
 from functools import cache, cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +54,7 @@ def _mask(row: Int[Tensor, " L"], prompt: Int[Tensor, " L"]) -> BlockMask | Bool
         return (key <= query) & ((row[key] == row[query]) | (row[key] == prompt[query]))
 
     if row.device.type == "cuda":
-        return create_block_mask(allowed, None, None, len(row), len(row), device=row.device, _compile=True)
+        return _compiled(create_block_mask)(allowed, None, None, len(row), len(row), device=row.device)
     return create_mask(allowed, None, None, len(row), len(row), device=row.device)
 
 
@@ -62,7 +63,7 @@ def _attend(
 ) -> Tensor:
     if isinstance(mask, BlockMask):
         shared = query.shape[1] != key.shape[1]
-        out = _compiled()(query, key, value, block_mask=mask, scale=scale, enable_gqa=shared)
+        out = _compiled(flex_attention)(query, key, value, block_mask=mask, scale=scale, enable_gqa=shared)
     else:
         keys, values = per_query_head(query, key, value)
         out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
@@ -70,5 +71,5 @@ def _attend(
 
 
 @cache
-def _compiled() -> Callable[..., Tensor]:
-    return torch.compile(flex_attention, dynamic=True)  # type: ignore[no-any-return]
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError, describe, place
 from lmgym.processes.coroutines import result_of
+from lmgym.rewards.failures import RewardFailed
 from lmgym.rewards.foreign.signature import EpisodeReward, Foreign, note, prompt_of, written_of
 from lmgym.types import Episode, Example
 
@@ -23,7 +24,7 @@ def from_trl(function: Callable[..., Any], name: str = "") -> EpisodeReward:
     `completion_ids` are the sampled ids of the last turn. Each key of the examples' `meta` is a column (None if an
     example lacks it), and `references` is one too; the recipe's arguments replace columns. A function without
     **columns gets only the arguments that it names. It may be a coroutine function. It may return None instead of a
-    number: the reward does not apply. That counts as 0, as in TRL's score (TRL's metric leaves such answers out).
+    number: it cannot judge the answer.
 
     A function that names `log_extra` or `log_metric`, as a parameter or in its code, may call it; what it logs becomes
     NAME/COLUMN in the records. One that names `environments` gets, for each answer, an object with what the environment
@@ -56,15 +57,13 @@ def from_trl(function: Callable[..., Any], name: str = "") -> EpisodeReward:
         columns = {**_columns(episodes, called, needed), **arguments}
         asked = {key: value for key, value in _asked(episodes, called).items() if key in spelled}
         try:
-            values = result_of(function(**foreign.chosen({**columns, **asked, **_answers(episodes, other)})))
+            found = result_of(function(**foreign.chosen({**columns, **asked, **_answers(episodes, other)})))
+            return found  # type: ignore[no-any-return]  # base.call_guarded checks it
         except (LookupError, TypeError, AttributeError) as error:
             if hint := hint_of(error, columns, episodes):
                 where = place(error, __file__)
-                raise LmgymError(f"reward '{called}' raised {describe(error)}{where}; {hint}") from error
+                raise RewardFailed(f"reward '{called}' raised {describe(error)}{where}; {hint}") from error
             raise
-        if isinstance(values, Sequence) and not isinstance(values, str):
-            return [0.0 if value is None else value for value in values]
-        return values  # type: ignore[no-any-return]  # base.call_guarded accepts an array, and refuses anything else
 
     def reward(episodes: list[Episode], **arguments: Any) -> list[float]:
         return call(episodes, arguments, False)

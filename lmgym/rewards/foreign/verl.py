@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lmgym.core.errors import LmgymError
 from lmgym.processes.coroutines import result_of, results_of
 from lmgym.rewards.foreign.signature import EpisodeReward, Foreign, note
 from lmgym.types import Episode, Example
@@ -83,5 +84,7 @@ def _score(result: Any, episode: Episode, called: str) -> Any:
         for key, value in result.items():
             if key != "score":
                 note(episode, f"{called}/{key}", value)
-        return result.get("score")
+        if "score" not in result:
+            raise LmgymError(f"reward '{called}', of verl's form, returned a dictionary without 'score': {[*result]}")
+        return result["score"]
     return result[0] if isinstance(result, Sequence) and not isinstance(result, str) and result else result

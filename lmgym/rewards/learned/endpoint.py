@@ -4,12 +4,12 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
 
-from lmgym.core.endpoint import Endpoint, ask, check_address, give_up, in_threads, read_key, start_of
+from lmgym.core.endpoint import Endpoint, EndpointError, ask, check_address, give_up, in_threads, read_key, start_of
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.processes.pool import Failure
 from lmgym.rewards.learned.judge_prompts import SYSTEM, Item, check_template, judge_messages
 from lmgym.rewards.learned.rows import clean
 from lmgym.rewards.learned.scorers import loads_early
@@ -42,20 +42,21 @@ def endpoint_judge(
     retries: int = 4,
     wait: float = 1.0,
     concurrency: int = 8,
-) -> list[float]:
+) -> list[float | Failure]:
     """A chat model's judgement of each answer: its number over `highest`, or 1 (yes) or 0 (no) with `read: yes_no`.
 
     Equal questions are sent once per call. The temperature is 0; `options` are further fields of the request and may
     change it. The last number (or yes or no) in the reply counts; "8/10" and "8 out of 10" are read as 8. Thoughts
-    in <think> tags do not count. A reply without a number from `lowest` to `highest` raises, or gets the value
-    `unreadable` if set. The key is read from the environment variable `key_variable` and is written nowhere.
+    in <think> tags do not count. A reply without a number from `lowest` to `highest` judges nothing (Failure), or gets
+    the value `unreadable` if set. The key is read from the environment variable `key_variable` and is written nowhere.
 
     A request may take `seconds` in all, from connecting to the last byte of the reply, and `concurrency` requests run
     at the same time. After a temporary failure (no connection, time-out, status 408, 409, 425, 429 or 5xx) a request is
     repeated up to `retries` times: after `wait` seconds, then twice as long each time, or as long as the server asks
-    for, at most a minute. A served model may give another reply to the same question.
+    for, at most a minute. A request that fails for good judges nothing (Failure). A served model may give another reply
+    to the same question.
 
-    Raises LmgymError if the endpoint does not answer or rejects the request.
+    Raises LmgymError if the endpoint fails for the first `concurrency` requests.
 
     Example: endpoint_judge(["4"], [example], base_url="http://localhost:8000/v1", model="judge") -> [1.0]"""
     endpoint = _endpoint(base_url, model, key_variable, options, seconds=seconds, wait=wait, retries=retries)
@@ -70,23 +71,49 @@ def endpoint_judge(
         messages = judge_messages(system, template, Item(0, example, "", text), text)
         conversations.append(tuple((message["role"], clean(message["content"])) for message in messages))
     distinct = list(dict.fromkeys(conversations))
-    replies = dict(zip(distinct, in_threads(partial(ask_endpoint, endpoint), distinct, concurrency), strict=True))
+    ask_one = _Patient(endpoint, min(concurrency, len(distinct)))
+    replies = dict(zip(distinct, in_threads(ask_one, distinct, concurrency), strict=True))
     # Read the value of each reply.
-    values = []
+    values = list[float | Failure]()
     for conversation, example in zip(conversations, examples, strict=True):
-        value = _read(replies[conversation], read, lowest, highest, unreadable)
-        if value is None:
-            start = endpoint.redacted(replies[conversation])[:100]
-            expected = "yes or no" if read == "yes_no" else f"number from {lowest:g} to {highest:g}"
-            raise LmgymError(
-                f"reward 'endpoint_judge': the reply for example '{example.id}' has no {expected}: {start!r}; change "
-                "the template, or write what such a reply is worth as 'unreadable: 0'"
-            )
-        values.append(value)
+        reply = replies[conversation]
+        if isinstance(reply, Failure):
+            values.append(reply)
+            continue
+        value = _read(reply, read, lowest, highest, unreadable)
+        expected = "yes or no" if read == "yes_no" else f"number from {lowest:g} to {highest:g}"
+        values.append(_unread(endpoint, example, expected, reply) if value is None else value)
     return values
 
 
 endpoint_judge.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
+
+
+class _Patient:
+    """Asks, and returns a Failure where that fails; but raises if none of the first `most` requests has worked."""
+
+    def __init__(self, endpoint: Endpoint, most: int) -> None:
+        self.endpoint, self.most, self.worked = endpoint, most, list[bool]()
+
+    def __call__(self, conversation: Sequence[tuple[str, str]]) -> str | Failure:
+        try:
+            reply = ask_endpoint(self.endpoint, conversation)
+        except EndpointError as error:
+            self.worked.append(False)
+            if len(self.worked) >= self.most and not any(self.worked):
+                raise
+            return Failure("error", str(error))
+        self.worked.append(True)
+        return reply
+
+
+def _unread(endpoint: Endpoint, example: Example, expected: str, reply: str) -> Failure:
+    start = endpoint.redacted(reply)[:100]
+    return Failure(
+        "error",
+        f"reward 'endpoint_judge': the reply for example '{example.id}' has no {expected}: {start!r}; change the "
+        "template, or write what such a reply is worth as 'unreadable: 0'",
+    )
 
 
 def _endpoint(

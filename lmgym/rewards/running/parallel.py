@@ -26,19 +26,19 @@ class Parallel:
     """The settings of the option `parallel`.
 
     `processes` (default: one per core, at most 8) score texts at the same time. A text may take `seconds` of CPU time.
-    A text that takes longer, raises or crashes gets the value `failed`, with a warning; the other texts keep their
-    values. If all texts of a call fail, that is an error.
+    A text that takes longer, raises or crashes is not judged (a Failure), or gets the value `failed`, with a warning;
+    the other texts keep their values. If all texts of a call get that value, that is an error.
 
     Example: rewards: {meteor: {parallel: {processes: 4, seconds: 2}}}"""
 
     processes: int | None = None
     seconds: float = 5.0
-    failed: float = 0.0
+    failed: float | None = None
 
     def __post_init__(self) -> None:
         if self.processes is not None and self.processes < 1:
             raise LmgymError(f"parallel.processes is {self.processes}; it must be at least 1")
-        if not 0 < self.seconds < math.inf or not math.isfinite(self.failed):
+        if not 0 < self.seconds < math.inf or not math.isfinite(self.failed or 0.0):
             raise LmgymError(f"parallel needs finite numbers, seconds above 0: {self.seconds}, failed {self.failed}")
 
 
@@ -79,7 +79,7 @@ class BackgroundScorer:
 
 def in_parallel(
     function: Callable[..., Any], arguments: Mapping[str, Any], how: Parallel
-) -> Callable[..., list[float]]:
+) -> Callable[..., list[float | Failure]]:
     """Wrap a reward function so that worker processes compute `function(texts, examples, **arguments)`.
 
     The processes import the function by its name, so it must be in an importable module. A text's value must not
@@ -112,13 +112,15 @@ def in_parallel(
 
     scorer = BackgroundScorer(ask)
 
-    def score(texts: Sequence[str], examples: Sequence[Example]) -> list[float]:
+    def score(texts: Sequence[str], examples: Sequence[Example]) -> list[float | Failure]:
         rows = [[text, _example_json(example)] for text, example in zip(texts, examples, strict=True)]
         # Some rows were scored while others were still sampled (see rollouts/play.py); score the missing ones now.
         known = scorer.finish()
         missing = [row for row in rows if json.dumps(row) not in known]
         known |= dict(zip(map(json.dumps, missing), ask(missing) if missing else [], strict=True))
         values = [known[json.dumps(row)] for row in rows]
+        if how.failed is None:
+            return values
         _report(target, values, how.failed)
         return [how.failed if isinstance(value, Failure) else value for value in values]
 

@@ -13,6 +13,7 @@ from lmgym.core.errors import LmgymError, warn
 from lmgym.core.importable import importable_name, imports_models
 from lmgym.processes.pool import Failure, ProcessPool, shared
 from lmgym.processes.supervisor import STARTUP_SECONDS
+from lmgym.rewards.failures import RewardFailed
 from lmgym.rewards.foreign.signature import note
 from lmgym.types import Episode, Example, Turn
 
@@ -63,12 +64,14 @@ def start_early() -> None:
     shared(WORKER, 1).start_early()
 
 
-def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeout: float) -> list[float] | None:
+def pooled_values(
+    name: str, pooled: Pooled, episodes: Sequence[Episode], timeout: float
+) -> list[float | Failure | None] | None:
     """The reward's values, from a worker; None if it has to be computed in this process after all, with a warning: an
     example cannot be sent, or the function imports torch.
 
-    Raises LmgymError if the reward raises, takes longer than `timeout` seconds by the clock, returns anything but one
-    finite number per episode, or ends its process."""
+    Raises RewardFailed if the reward raises, takes longer than `timeout` seconds by the clock, or ends its process, and
+    LmgymError if it returns anything but a judgement per episode."""
     table, numbers = _distinct([episode.example for episode in episodes])
     try:
         examples = [[replace(example, meta={}).to_json(), packed(dict(example.meta))] for example in table]
@@ -89,7 +92,9 @@ def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeou
     for limit, asked in ((STARTUP_SECONDS, {**item, "examples": [], "rows": []}), (timeout, item)):
         [answer] = pool.map([asked], limit + AFTER_THE_ALARM, by_clock=True)
         if isinstance(answer, Failure):
-            raise LmgymError(_failed(name, answer, asked, pool))
+            raise RewardFailed(_failed(name, answer, asked, pool))
+        if "failed" in answer:
+            raise RewardFailed(answer["failed"])
         if "refused" in answer:
             raise LmgymError(answer["refused"])
         if "stays" in answer:
@@ -98,8 +103,7 @@ def pooled_values(name: str, pooled: Pooled, episodes: Sequence[Episode], timeou
     for episode, notes in zip(episodes, answer["notes"], strict=True):
         for key, value in notes.items():
             note(episode, key, value)
-    values: list[float] = answer["values"]
-    return values
+    return [Failure(**value) if isinstance(value, dict) else value for value in answer["values"]]
 
 
 def packed(value: Any) -> Any:

@@ -1,7 +1,7 @@
 // An answer under the microscope: its tokens coloured by a number, and all numbers of the token that is looked at.
 
 import {allColumns, colourNames, shading} from "./colours.js";
-import {count, counted, h, link, number, promptText, textBlock} from "./dom.js";
+import {count, counted, h, link, number, promptText, scoreText, textBlock} from "./dom.js";
 import {formulasButton} from "./formulas.js";
 import {notesForm} from "./notes.js";
 import {get} from "./source.js";
@@ -124,7 +124,7 @@ export async function answerView({run, parts, query, go, setQuery}) {
   const node = h("section", {class: "answer-view"},
     h("div", {},
       h("h1", {}, `answer ${index} `, h("span", {class: "quiet"}, kind === "train" ? ["of ", link(parent, `group ${answer.group}`), ", ", link(`#/run/${run.number}/step/${stage}/${step}`, `step ${counted(step)}`)] : `evaluation after step ${step}, ${split.join("/")}`)),
-      h("p", {class: "facts"}, h("span", {}, "score ", h("b", {}, number(answer.score))), Object.entries(answer.reward_components).map(([name, value]) => h("span", {}, `${name} `, h("b", {}, number(value)))),
+      h("p", {class: "facts"}, h("span", {}, "score ", h("b", {}, scoreText(answer.score))), Object.entries(answer.reward_components).map(([name, value]) => h("span", {}, `${name} `, h("b", {}, number(value)))),
         answer.selected === false ? h("span", {class: "flag"}, `not trained on${answer.reason ? ": " + answer.reason : ""}`) : null, answer.error ? h("span", {class: "flag"}, "error") : null),
       answer.error ? textBlock(answer.error, {class: "reason"}) : null,
       answer.tokenizer ? null : h("p", {class: "warning"}, "This run has no tokenizer.json, so tokens stand as their ids."),

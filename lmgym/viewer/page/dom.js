@@ -96,6 +96,11 @@ export function number(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+// A score; null: no reward has judged the answer.
+export function scoreText(score) {
+  return score === null ? "not judged" : number(score);
+}
+
 // A share as per cent.
 export function percent(share) {
   if (share === null || Number.isNaN(share)) return "–";

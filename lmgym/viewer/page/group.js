@@ -1,6 +1,6 @@
 // A group side by side: the answers to one prompt by reward, with advantages, rewards, lengths, and what was left out.
 
-import {count, counted, h, link, mean, number, promptText, textBlock} from "./dom.js";
+import {count, counted, h, link, mean, number, promptText, scoreText, textBlock} from "./dom.js";
 import {formulasButton, readingBlock} from "./formulas.js";
 import {get} from "./source.js";
 
@@ -45,7 +45,7 @@ export async function groupView({run, parts, query, go, setQuery}) {
     const others = twins.slice(1);
     return h("article", {class: "card" + (answer.selected === false ? " left-out" : ""), onclick: (event) => { if (!event.target.closest("a, details")) { selected = place; open(); } }},
       h("header", {},
-        h("b", {class: answer.score === best ? "score best" : "score"}, number(answer.score)),
+        h("b", {class: answer.score === best ? "score best" : "score"}, scoreText(answer.score)),
         h("span", {class: "quiet"}, link(address, `answer ${answer.index}`), twins.length > 1 ? h("span", {class: "times"}, ` ×${twins.length}`) : ""),
         side(answer),
         answer.truncated ? h("span", {class: "flag"}, "truncated") : null,

@@ -1,7 +1,7 @@
 // The same held-out prompts through training.
 
 import {differenceBlock} from "./diff.js";
-import {count, counted, h, link, number, oneLine, promptText, textBlock} from "./dom.js";
+import {count, counted, h, link, number, oneLine, promptText, scoreText, textBlock} from "./dom.js";
 import {virtualList} from "./list.js";
 import {get} from "./source.js";
 
@@ -58,7 +58,7 @@ export async function promptView({run, parts, query, setQuery}) {
       repeats = same ? repeats + 1 : 0;
       const to = `#/run/${run.number}/answer/evaluation/${answer.stage}/${answer.step}/${answer.index}/${split}`;
       items.push(h("article", {class: same ? "moment same" : "moment"},
-        h("header", {}, link(to, `stage ${counted(answer.stage)}, after step ${answer.step}`), h("b", {class: "score"}, number(answer.score)),
+        h("header", {}, link(to, `stage ${counted(answer.stage)}, after step ${answer.step}`), h("b", {class: "score"}, scoreText(answer.score)),
           Object.entries(answer.reward_components).map(([name, value]) => h("span", {class: "quiet"}, `${name} ${number(value)}`)), h("span", {class: "quiet"}, answer.stops.at(-1) ?? "")),
         same ? h("p", {class: "quiet"}, "the same text") : differenceBlock(earlier, whole(answer))));
     });

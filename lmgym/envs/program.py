@@ -1,0 +1,216 @@
+"""Any program that talks to an OpenAI endpoint, as an environment: it asks, the policy answers (docs/agents.md)."""
+
+import asyncio
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Literal
+
+from lmgym.core import registry
+from lmgym.core.constraints import PositiveFloat, PositiveInt
+from lmgym.core.errors import LmgymError, represent, shortened
+from lmgym.core.validation import Section
+from lmgym.envs.base import Branch, Step
+from lmgym.envs.conversation import HOW_TO_CALL
+from lmgym.envs.tools.parsing import MISTRAL, OPEN, Call, parse_calls
+from lmgym.envs.vector import reward_number
+from lmgym.gateway.server import gateway_of
+from lmgym.gateway.session import Mailbox, Tree, Waiting
+from lmgym.gateway.wire import SAMPLING, Answer, ChatRequest, Refused, Reply, Said
+from lmgym.processes.keeper import Outcome, Program
+from lmgym.types import Example, Message
+
+LOCAL = "127.0.0.1,localhost"  # never asked through a proxy
+
+
+@registry.register("env", "agent")
+@dataclass(kw_only=True)
+class AgentProgram(Section):
+    """A program for each episode. It finds the policy at OPENAI_BASE_URL with OPENAI_API_KEY, the example as JSON on
+    its standard input, and a seed for what it draws itself in LMGYM_SEED; it works in a folder of its own. Each of its
+    requests is a turn of the policy.
+
+    - `command`: the program and its arguments; those that are files here are given by their full path.
+    - `reward`: `printed` (the last line of its output is JSON such as {"reward": 1.0}), or `none`: the recipe's
+      `rewards:` alone judge the conversation.
+    - `seconds`: how long the program may work in an episode, without the time that it waits for the policy.
+    - `max_turns`: most turns of the policy in an episode, which is then truncated, and the program killed.
+    - `parallel`: how many programs work at the same time; the others wait to start, or for their replies.
+    - `output_mib`: most that it may write to its output and errors.
+    - `tool_prompt`: `template` gives the schemas of a request's tools to the chat template; `system` puts them, and how
+      to call a tool, into the system message.
+    - `ignored`: fields of requests without effect, such as temperature, on which the recipe decides. Any other field
+      that the gateway does not support is refused.
+
+    A program that fails, or works for too long, costs its own episode.
+
+    Example: AgentProgram(command=["python", "my_agent.py"], ignored=["temperature"])"""
+
+    section = "env"
+
+    command: list[str]
+    reward: Literal["printed", "none"] = "printed"
+    seconds: PositiveFloat = 120.0
+    max_turns: PositiveInt = 100
+    parallel: PositiveInt = 16
+    output_mib: PositiveInt = 16
+    tool_prompt: Literal["template", "system"] = "template"
+    ignored: list[str] = field(default_factory=list)
+
+    workers = 0  # each episode is a process already
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.command or not shutil.which(self.command[0]):
+            name = self.command[0] if self.command else ""
+            raise LmgymError(f"key 'env.command': there is no program '{name}'; write [python, my_agent.py] or so")
+        if unknown := [name for name in self.ignored if name not in SAMPLING]:
+            raise LmgymError(f"key 'env.ignored' may name {', '.join(SAMPLING)}, not '{unknown[0]}'")
+        self._program: Program | None = None
+        self._waiting: Waiting | None = None  # the request that is being answered
+
+    async def reset(self, example: Example, seed: int) -> Sequence[Message]:
+        self.close()
+        self._tree, self._mailbox, self._left = Tree(), Mailbox[Outcome](), self.seconds
+        self._address, key = gateway_of(os.getpid()).open(self._mailbox, tuple(self.ignored))
+        start = partial(
+            Program,
+            [os.path.abspath(str(shutil.which(self.command[0]))), *map(_full, self.command[1:])],
+            _variables(self._address, key, seed),
+            json.dumps(example.to_json()).encode() + b"\n",
+            self.output_mib * 2**20,
+            self._mailbox.end,
+        )
+        async with _room(os.getpid(), self.parallel):
+            self._program = start()
+            step = await self._go_on()
+        if step.branch is None:
+            raise RuntimeError("the program ended without a request to the policy")
+        self.template, self.stop = step.branch.template, step.branch.stop
+        return step.messages
+
+    async def step(self, text: str, stop: str) -> Step:
+        waiting = self._waiting
+        if waiting is None:
+            raise RuntimeError("step() before reset()")
+        reply = _reply(text, stop, waiting.request, self._tree.count)
+        self._tree.record(waiting.request, reply.said, text)
+        self._answer.replies.append(reply)
+        if len(self._answer.replies) < waiting.request.choices:
+            return self._ask(waiting.request)
+        self._waiting = None
+        async with _room(os.getpid(), self.parallel):
+            waiting.answered.set_result(self._answer)
+            return await self._go_on()
+
+    def close(self) -> None:
+        """Kill the program and all that it has started."""
+        if self._program is not None:
+            gateway_of(os.getpid()).close(self._address)
+            self._program.end()
+            self._program.wait()
+            self._program = None
+            self._mailbox.end(Outcome(0, "", ""))
+            if self._waiting is not None:
+                self._waiting.answered.cancel()
+
+    async def _go_on(self) -> Step:
+        """The step of the next request that can be answered, or the last step, after the program's end."""
+        while True:
+            began = time.monotonic()
+            taken = asyncio.wrap_future(self._mailbox.take())
+            try:
+                event = await asyncio.wait_for(taken, max(self._left, 0.0))
+            except TimeoutError:
+                raise RuntimeError(f"the program worked for more than {self.seconds:g} s") from None
+            self._left -= time.monotonic() - began
+            if isinstance(event, Outcome):
+                return Step(reward=self._earned(event), terminated=True)
+            self._waiting, self._answer = event, Answer(self._tree.count)
+            try:
+                return self._ask(event.request)
+            except Refused as refused:
+                self._waiting = None
+                event.answered.set_exception(refused)
+
+    def _ask(self, request: ChatRequest) -> Step:
+        """The request as a step of the environment."""
+        if self._tree.count >= self.max_turns:
+            return Step(truncated=True)
+        place, messages = self._tree.place(request), self._tree.messages(request)
+        template: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
+        covered = place.covered
+        if request.tools and self.tool_prompt == "system":
+            told, template = HOW_TO_CALL + "\n".join(json.dumps(t["function"]) for t in request.tools), {}
+            if messages[0]["role"] == "system":
+                messages[0]["content"] += "\n\n" + told
+            else:
+                messages.insert(0, {"role": "system", "content": told})
+                covered += place.turn is not None
+        forks = self._tree.count > 0 and place.turn != self._tree.count - 1
+        branch = Branch(place.turn, covered, request.stop, template)
+        return Step(messages, branch=branch, info={"forks": float(forks)})
+
+    def _earned(self, outcome: Outcome) -> float:
+        """The reward that the program has printed. Raises RuntimeError for a program that failed."""
+        last = next((line for line in reversed(outcome.errors.split("\n")) if line.strip()), "").strip()
+        if outcome.too_long:
+            raise RuntimeError(f"the program wrote more than {self.output_mib} MiB")
+        if outcome.status:
+            raise RuntimeError(f"the program ended with exit status {outcome.status}: {shortened(last, 300)}")
+        if self.reward == "none":
+            return 0.0
+        line = next((line for line in reversed(outcome.output.split("\n")) if line.strip()), "")
+        try:
+            tree = json.loads(line)
+        except (ValueError, RecursionError):
+            tree = None
+        if not isinstance(tree, Mapping) or "reward" not in tree:
+            raise RuntimeError(
+                f"the last line of the program's output is {represent(line[:200])}; it must be JSON such as "
+                '{"reward": 1.0}'
+            )
+        return reward_number(tree["reward"])
+
+
+def _reply(text: str, stop: str, request: ChatRequest, number: int) -> Reply:
+    """The policy's turn as the program reads it: without the stop string, and with the calls of tools, if all of them
+    can be read."""
+    # 1. The text up to a stop string of the request.
+    ends = [text.index(end) for end in request.stop if stop == "stop" and end in text]
+    text = text[: min(ends)] if ends else text
+    # 2. The calls.
+    calls = parse_calls(text) if request.tools else []
+    readable = [call for call in calls if isinstance(call, Call)]
+    if not calls or len(readable) < len(calls):
+        return Reply(Said("assistant", text), "length" if stop in ("length", "context") else "stop")
+    made = tuple(
+        (f"call_{number}_{place}", call.name, json.dumps(call.arguments, ensure_ascii=False))
+        for place, call in enumerate(readable)
+    )
+    mark = next((mark for mark in (OPEN, MISTRAL) if mark in text), text)
+    return Reply(Said("assistant", text.partition(mark)[0].strip(), made), "tool_calls")
+
+
+@cache
+def _room(process: int, parallel: int) -> asyncio.Semaphore:
+    """Of this process: room for so many programs that work."""
+    return asyncio.Semaphore(parallel)
+
+
+def _variables(address: str, key: str, seed: int) -> dict[str, str]:
+    """The variables of a program's process: those of this one, and where the policy is."""
+    given = {"PYTHONHASHSEED": "0", **os.environ}
+    if "PYTHONPATH" in given:  # its folder is another one
+        given["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, given["PYTHONPATH"].split(os.pathsep)))
+    for name in ("NO_PROXY", "no_proxy"):
+        given[name] = ",".join(filter(None, [given.get(name, ""), LOCAL]))
+    return {**given, "OPENAI_BASE_URL": address, "OPENAI_API_KEY": key, "LMGYM_SEED": str(seed)}
+
+
+def _full(word: str) -> str:
+    return os.path.abspath(word) if os.path.isfile(word) else word

@@ -1,0 +1,137 @@
+"""A program of the user's, with a keeper: a process that starts it in a new folder, and at the end kills all that it
+has left behind and removes the folder.
+
+The keeper ends when the program does, or when its owner closes the pipe to it or is gone, however that happened."""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from lmgym.processes.supervisor import PR_SET_CHILD_SUBREAPER, kill_orphans
+
+BOOT = """import os, sys
+sys.path[:] = sys.argv[2].split(os.pathsep)
+from lmgym.processes.keeper import keep
+keep()
+"""
+NOT_STARTED = 127  # exit status, as a shell's
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program has ended: its exit status, and the ends of its output and of its errors.
+
+    Example: Outcome(0, '{"reward": 1.0}\\n', "")"""
+
+    status: int
+    output: str
+    errors: str
+    too_long: bool = False  # it was ended, since it wrote more than its limit
+
+
+class Program:
+    """A program that runs. `ended` is called with its Outcome, in a thread, after all it had started is gone.
+
+    At most `output` bytes are read of what it writes, the last `KEPT` of each kind are kept.
+
+    Example: Program(["bash", "-c", "echo $A"], {"A": "1"}, b"{}", output=2**20, ended=outcomes.put)"""
+
+    KEPT = 2**16
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        given: bytes,
+        output: int,
+        ended: Callable[[Outcome], None],
+    ) -> None:
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        far_end, self._pipe = os.pipe()
+        try:
+            with tempfile.TemporaryFile() as standard_input:
+                standard_input.write(given)
+                standard_input.seek(0)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", BOOT, str(far_end), path, *command],
+                    env=dict(variables),
+                    stdin=standard_input,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                    pass_fds=(far_end,),
+                )
+        finally:
+            os.close(far_end)
+        self._lock, self._left, self._ended = threading.Lock(), output, ended
+        threading.Thread(target=self._watch, name="program", daemon=True).start()
+
+    def end(self) -> None:
+        """Have the keeper kill the program, if it runs."""
+        with self._lock:
+            if self._pipe >= 0:
+                os.close(self._pipe)
+                self._pipe = -1
+
+    def wait(self) -> None:
+        """Wait until the keeper is gone; call `end` before."""
+        self._process.wait()
+
+    def _watch(self) -> None:
+        tails = [bytearray(), bytearray()]
+        other = threading.Thread(target=self._read, args=(self._process.stderr, tails[1]), daemon=True)
+        other.start()
+        self._read(self._process.stdout, tails[0])
+        other.join()
+        status = self._process.wait()
+        self.end()
+        output, errors = (bytes(tail).decode(errors="replace") for tail in tails)
+        self._ended(Outcome(status, output, errors, self._left < 0))
+
+    def _read(self, pipe: object, tail: bytearray) -> None:
+        with pipe:  # type: ignore[attr-defined]
+            while piece := os.read(pipe.fileno(), 2**16):  # type: ignore[attr-defined]
+                tail += piece
+                del tail[: -self.KEPT]
+                with self._lock:
+                    self._left -= len(piece)
+                if self._left < 0:
+                    self.end()
+
+
+def keep() -> None:
+    """The keeper: its arguments are the pipe from its owner, the path of imports, and the program's command."""
+    pipe, command = int(sys.argv[1]), sys.argv[3:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    os.set_inheritable(pipe, False)
+    folder = tempfile.mkdtemp(prefix="lmgym-agent-")
+    try:
+        program = subprocess.Popen(command, cwd=folder, start_new_session=True)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr)
+        os._exit(NOT_STARTED)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # not before: the program would inherit it
+        signal.signal(number, signal.SIG_IGN)
+
+    def watch() -> None:
+        os.read(pipe, 1)  # returns when the owner's end is closed
+        program.kill()
+
+    threading.Thread(target=watch, daemon=True).start()
+    status = program.wait()
+    with suppress(ProcessLookupError, PermissionError):  # its group may be empty
+        os.killpg(program.pid, signal.SIGKILL)
+    kill_orphans()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(status if status >= 0 else 128 - status)

@@ -1,0 +1,339 @@
+"""Programs that ask an OpenAI endpoint, played as they are: exact ids, one training of each turn, repeatable runs."""
+
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lmgym.config.build import build_config
+from lmgym.core.errors import LmgymError
+from lmgym.envs.placement import make_envs
+from lmgym.envs.program import AgentProgram
+from lmgym.envs.vector import EnvFailure, InProcess
+from lmgym.inference.base import Completion, Sampling
+from lmgym.inference.sampler import Sampler
+from lmgym.models.policy import Policy
+from lmgym.rollouts.players import Actor
+from lmgym.rollouts.rollout import collect
+from lmgym.text.chat import decode
+from lmgym.types import Episode, Example
+from tests import models, runs
+from tests.parity.test_resume import Interrupting
+from tests.property.test_rendering import CHATML, Script, chat, chat_tokenizer, ids_of
+from tests.runs import no_picture  # noqa: F401 (a fixture)
+
+PROGRAM = str(Path(__file__).parent / "asking_program.py")
+GAME = Example("game/0", "2+2=")
+
+
+def environment(way: str, **more: Any) -> AgentProgram:
+    return AgentProgram(command=[sys.executable, PROGRAM, way], **more)
+
+
+def played(way: str, said: list[str], example: Example = GAME, **more: Any) -> Episode:
+    [episode] = collect_one(environment(way, **more), said, example)
+    return episode
+
+
+def collect_one(env: AgentProgram, said: list[str], example: Example) -> list[Episode]:
+    answers = [[*ids_of(text), chat.eos_token_id] for text in said]
+    envs = InProcess(lambda: env)
+    episodes = collect([(0, example)], Actor(Script([answers], [chat.eos_token_id]), chat), Sampling(), (0, "t"), envs)
+    envs.close()
+    return episodes
+
+
+def written(turns: list[Any]) -> str:
+    """A row as text, with its control tokens."""
+    ids = [id for turn in turns for id in (*turn.prompt_ids, *turn.action_ids)]
+    return str(chat.decode(ids, skip_special_tokens=False)).removeprefix("<bos>")
+
+
+def said(*messages: str) -> str:
+    parts = [f"<|im_start|>{role}\n{text}<|im_end|>" for role, text in (one.split(":") for one in messages)]
+    return "\n".join(parts)
+
+
+def test_a_conversation_is_one_row_and_pays_at_its_end() -> None:
+    episode = played("talk", ["4", "22"])
+    assert not episode.error and episode.terminated and episode.score == 0.75
+    [row] = episode.rows()
+    [seed] = [m["content"][-1] for m in episode.messages if m["content"].startswith("again")]
+    assert written(row) == said("user:2+2=", "assistant:4", f"user:again {seed}", "assistant:22")
+    assert [turn.reward for turn in episode.turns] == [0.0, 0.75]
+
+
+def test_a_session_is_a_tree_and_each_turn_is_trained_once() -> None:
+    texts = [f"t{number}" for number in range(13)]
+    episode = played("branches", texts)
+    assert not episode.error
+    start = ("system:s<eos>", "user:a", "assistant:t0")
+    paths = [
+        [*start, "user:b", "assistant:t1"],
+        [*start, "user:c", "assistant:t2", "user:d", "assistant:t3"],
+        [*start, "user:b", "assistant:t1", "user:e", "assistant:t4"],
+        [*start, "user:b", "assistant:t1", "user:e", "assistant:t5"],
+        [*start[:2], "assistant:no!", "user:f", "assistant:t6"],
+        [*start, "user:g", "assistant:t7"],
+        [*start, "user:g", "assistant:t8", "user:h", "assistant:t9"],
+        ["user:i", "assistant:t10", "user:j", "assistant:t11"],
+        ["user:k", "assistant:t12"],
+    ]
+    assert [written(row) for row in episode.rows()] == [said(*path) for path in paths]
+    # Each turn is sampled, and so trained, once; the rest of its row is prompt.
+    assert [decode(chat, turn.action_ids) for turn in episode.turns] == texts
+    assert chat.convert_tokens_to_ids("<eos>") not in episode.turns[0].prompt_ids
+    assert sum(turn.info["forks"] for turn in episode.turns[:-1]) == 8
+
+
+def test_calls_of_tools_come_as_calls_and_go_back_as_the_model_wrote_them() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"b": 1, "a": [2]}}</tool_call>'
+    episode = played("tools", [f"Let me see.{call}", "<tool_call>{no</tool_call>", "5"])
+    assert not episode.error and episode.score == 1.0
+    [row] = episode.rows()
+    written_calls = [f"assistant:Let me see.{call}", "assistant:<tool_call>{no</tool_call>"]
+    told = [one.replace("assistant:", "<|im_start|>assistant\n") + "<|im_end|>" for one in written_calls]
+    tool, user = "<|im_start|>tool\n3<|im_end|>", "<|im_start|>user\nwhat?<|im_end|>"
+    assert written(row) == "\n".join([said("user:add"), told[0], tool, told[1], user, said("assistant:5")])
+
+
+@pytest.mark.parametrize(
+    ("way", "more", "problem"),
+    [
+        ("silent", {}, "the program ended without a request to the policy"),
+        ("failing", {}, "exit status 1: ValueError: no such thing"),
+        ("hanging", {"seconds": 3.0}, "worked for more than 3 s"),
+        ("writing", {"output_mib": 1}, "wrote more than 1 MiB"),
+        ("speechless", {}, "it must be JSON such as"),
+        ("nothing", {}, "KeyError"),
+    ],
+)
+def test_a_program_that_fails_costs_its_own_episode(way: str, more: dict[str, Any], problem: str) -> None:
+    envs = InProcess(lambda: environment(way, **more))
+    [answer] = envs.begin([(0, GAME, 1)])
+    if not isinstance(answer, EnvFailure):
+        [answer] = envs.step([(0, "4", "eos")])
+    assert isinstance(answer, EnvFailure) and problem in answer.message, answer
+    envs.close()
+
+
+def test_what_is_not_supported_is_refused_and_the_session_goes_on() -> None:
+    assert played("misuses", ["4"]).score == 1.0
+
+
+def test_an_endless_conversation_is_cut_off() -> None:
+    episode = played("endless", ["4"] * 5, max_turns=4)
+    assert not episode.error and len(episode.turns) == 4 and not episode.terminated and episode.score == 0.0
+
+
+def test_requests_at_the_same_time_are_turns_of_their_own() -> None:
+    episode = played("together", ["4", "5", "6"])
+    assert episode.score == 3.0 and len(episode.rows()) == 3
+
+
+def gone(process: int) -> bool:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can leave its group unseen")
+@pytest.mark.parametrize("ended", [True, False])
+def test_nothing_is_left_of_a_program(ended: bool, tmp_path: Path) -> None:
+    note = tmp_path / "note.json"
+    envs = InProcess(lambda: environment("leaves_something"))
+    envs.begin([(0, Example("a", "b", meta={"note": str(note)}), 1)])
+    if ended:
+        [step] = envs.step([(0, "4", "eos")])
+        assert step.reward == 0.5
+    envs.close()
+    process, folder = json.loads(note.read_text())
+    assert gone(process) and not Path(folder).exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({"command": ["no-such-program"]}, "no program 'no-such-program'"),
+        ({"command": []}, "no program ''"),
+        ({"command": ["sh"], "ignored": ["messages"]}, "'env.ignored' may name temperature"),
+        ({"command": ["sh"], "workers": 2}, "'env.workers' does not go with agent"),
+        ({"command": ["sh"], "thoughts": "drop"}, "'env.thoughts' does not go with agent"),
+    ],
+)
+def test_what_is_refused_in_a_recipe(env: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(LmgymError, match=sentence):
+        runs.run(tmp_path / "run", env={"name": "agent", **env})
+
+
+def test_the_limit_of_time_is_the_programs_own() -> None:
+    envs = make_envs({"name": "agent", "command": ["sh"], "seconds": 3.0})
+    assert isinstance(envs, InProcess) and envs.seconds is None
+    env = envs.make_env()
+    assert isinstance(env, AgentProgram) and env.seconds == 3.0
+
+
+# Whole runs
+
+GRPO = {"name": "grpo", "group_size": 2}
+TRAINING = {
+    "env": {"name": "agent", "command": [sys.executable, PROGRAM, "wanders"]},
+    "policy": {**runs.TINY["policy"], "architecture": {**runs.ARCHITECTURE, "max_position_embeddings": 256}},
+    "rewards": None,
+    "algorithm": GRPO,
+    "evaluation": {"every": 2, "examples": 2},
+    "checkpoint": {"every": 1},
+    "prompts_per_step": 2,
+    "steps": 2,
+}
+
+
+def sampled_by_a_model(ways: list[str], parallel: int = 16) -> tuple[Any, list[Episode]]:
+    policy = Policy(models.sharpen(models.llama(max_position_embeddings=512), 0.12), models.byte_tokenizer())
+    actor = Actor(Sampler(models.exact(policy), 3), policy.tokenizer)  # fewer rows than episodes
+    ways = list(ways)
+    envs = InProcess(lambda: environment(ways.pop(0), parallel=parallel))
+    prompts = [(place, Example(f"a/{place}", f"{place}")) for place in range(len(ways))]
+    episodes = collect(prompts, actor, Sampling(max_new_tokens=6, temperature=0.8), (0, "test"), envs)
+    envs.close()
+    return policy, episodes
+
+
+def test_ids_and_log_probabilities_are_those_of_a_pass_over_the_whole_row() -> None:
+    policy, episodes = sampled_by_a_model(["branches", "talk"] * 3)
+    assert not any(episode.error for episode in episodes)
+    worst, compared = 0.0, 0
+    for row in (row for episode in episodes for row in episode.rows()):
+        ids = [id for turn in row for id in (*turn.prompt_ids, *turn.action_ids)]
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([ids])).logits[0] / 0.8
+        place = 0
+        for turn in row:
+            place += len(turn.prompt_ids)
+            span = torch.arange(place, place + len(turn.action_ids))
+            expected = logits.log_softmax(-1)[span - 1, torch.tensor(turn.action_ids)]
+            worst = max(worst, float((expected - torch.tensor(turn.logprobs)).abs().max()))
+            place, compared = place + len(span), compared + len(span)
+    assert compared > 100 and worst < 2e-5
+
+
+def test_who_is_faster_changes_nothing() -> None:
+    """Each program waits for random times; the answers of a session depend on its own requests only."""
+    one, other = (sampled_by_a_model(["wanders"] * 4, parallel)[1] for parallel in (1, 16))
+    assert [episode.to_json() for episode in one] == [episode.to_json() for episode in other]
+    assert len({json.dumps(episode.to_json()) for episode in one}) == 4
+    assert all(len(episode.turns) == 5 and not episode.error for episode in one)
+    assert any(len(episode.rows()) > 1 for episode in one)
+
+
+class Names(Script):
+    """Answers with the session's tag that the prompt begins with, and a control token's name."""
+
+    def __init__(self) -> None:
+        super().__init__([], [chat.eos_token_id])
+
+    def generate(self, requests: Any, sampling: Sampling, ended: Any = None) -> list[Completion]:
+        self.asked.append(list(requests))
+        tags = [re.findall(r"session \d+", decode(chat, request.prompt_ids)) for request in requests]
+        assert all(len({*own}) == 1 for own in tags)
+        answers = [[*ids_of(f"[{own[0]}] <|im_"), chat.eos_token_id] for own in tags]
+        return [Completion(answer, [-0.5] * len(answer), "eos") for answer in answers]
+
+
+@pytest.mark.slow
+def test_hostile_programs_get_the_answers_of_their_own_sessions() -> None:
+    envs = InProcess(lambda: environment("chaos"))
+    prompts = [(place, Example(f"a/{place}", f"session {place}")) for place in range(40)]
+    episodes = collect(prompts, Actor(Names(), chat), Sampling(), (0, "chaos"), envs)
+    envs.close()
+    assert [(episode.error, episode.score) for episode in episodes] == [("", 1.0)] * 40
+    ends = [chat.convert_tokens_to_ids(name) for name in ("<|im_start|>", "<|im_end|>")]
+    for row in (row for episode in episodes for row in episode.rows()):
+        ids = [id for turn in row for id in (*turn.prompt_ids, *turn.action_ids)]
+        # Texts make no control tokens: as many begin as end.
+        assert ids.count(ends[0]) == ids.count(ends[1])
+
+
+def test_a_request_that_the_template_refuses_costs_its_own_episode() -> None:
+    strict = chat_tokenizer("{% if messages | length > 2 %}{{ raise_exception('too many') }}{% endif %}" + CHATML)
+    answers = [[[*ids_of("4"), chat.eos_token_id]] * 4] * 2
+    envs = InProcess(lambda: environment(ways.pop(0)))
+    ways, actor = ["talk", "together"], Actor(Script(answers, [chat.eos_token_id]), strict)
+    first, second = collect([(0, GAME), (1, GAME)], actor, Sampling(), (0, "t"), envs)
+    envs.close()
+    assert "too many" in first.error and not second.error
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_picture")
+def test_a_run_repeats_itself_and_a_resumed_one_is_the_same(tmp_path: Path) -> None:
+    one, other = (runs.run(tmp_path / name, **TRAINING) for name in ("one", "other"))
+    runs.assert_equal_runs(one, other)
+    played = runs.records(one / "rollouts.jsonl")
+    assert played and not any(record.get("error") for record in played)
+    norms = [record["gradient_norm"] for record in runs.records(one / "metrics.jsonl") if record["kind"] == "train"]
+    assert len(norms) == 2 and all(norm > 0 for norm in norms)
+    parts = runs.run(tmp_path / "parts", Interrupting(at=1), **TRAINING)
+    runs.run(parts, **TRAINING)
+    runs.assert_equal_runs(one, parts)
+
+
+PAGE = runs.ROOT / "docs" / "agents.md"
+
+
+def snippet(name: str, folder: Path) -> str:
+    """A program of the page as a file."""
+    [text] = re.findall(rf"<!-- file: {name} -->\n```\w+\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+@pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="needs jq and curl")
+@pytest.mark.parametrize(("text", "reward"), [("It is 4.", 1.0), ("It is 5.", 0.0)])
+def test_the_program_in_a_shell(text: str, reward: float, tmp_path: Path) -> None:
+    env = AgentProgram(command=["bash", snippet("agent.sh", tmp_path)])
+    [episode] = collect_one(env, [text], Example("a/0", "2+2=", meta={"answer": "4"}))
+    assert not episode.error and episode.score == reward
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page() -> None:
+    pytest.importorskip("openai")
+    call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>'
+    with tempfile.TemporaryDirectory() as folder:
+        env = AgentProgram(command=[sys.executable, snippet("my_agent.py", Path(folder))])
+        [episode] = collect_one(env, [call, "It is 4."], Example("a/0", "2+2=", meta={"answer": "4"}))
+    assert not episode.error and episode.score == 1.0
+    assert [message["content"] for message in episode.messages] == ["2+2=", call, "4", "It is 4."]
+
+
+def test_the_recipe_of_the_page_is_read() -> None:
+    [text] = re.findall(r"```yaml\n# agent.yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    tree = yaml.safe_load(text)
+    tree["env"]["command"][0] = sys.executable
+    assert build_config(tree).stages[0].env["name"] == "agent"
+
+
+@pytest.mark.slow
+def test_the_official_client_of_openai() -> None:
+    pytest.importorskip("openai")
+    command = [sys.executable, str(Path(PROGRAM).with_name("openai_program.py"))]
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    env = AgentProgram(command=command, ignored=["temperature"], tool_prompt="system")
+    [episode] = collect_one(env, [call, "3", "streamed", "one", "two", "after"], GAME)
+    assert not episode.error and episode.score == 1.0
+    assert [len(row) for row in episode.rows()] == [3, 1, 2]

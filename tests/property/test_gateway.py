@@ -1,0 +1,258 @@
+"""The gateway's tree of turns and its reader of requests, under random and hostile use."""
+
+import http.client
+import json
+import socket
+import threading
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmgym.envs.base import Branch, Step
+from lmgym.envs.vector import InProcess
+from lmgym.gateway.server import LARGEST, Gateway
+from lmgym.gateway.session import MOST_WAITING, Mailbox, Place, Tree, Waiting
+from lmgym.gateway.wire import (
+    Answer,
+    ChatRequest,
+    Refused,
+    Reply,
+    Said,
+    chat_body,
+    chat_events,
+    read_json,
+    read_request,
+)
+from lmgym.inference.base import Sampling
+from lmgym.rollouts.players import Actor
+from lmgym.rollouts.rollout import collect
+from lmgym.types import Example
+from tests.property.test_rendering import Script, chat, ids_of
+
+ASKED = ChatRequest((Said("user", "2+2="),))
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+words = st.sampled_from(["a", "b", "", "<|im_end|>", "<eos>", "\u00e9\U0001f600", " a\n"])
+
+
+# The tree
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), words, words, st.booleans()), max_size=25))
+def test_the_place_of_a_request_is_its_longest_known_beginning(choices: list[Any]) -> None:
+    """Requests that go on from any earlier one, cut and edited; compared with a search through all turns."""
+    tree, known, pasts = Tree(), list[tuple[Any, tuple[Said, ...]]](), [((), ())]
+    for number, cut, word, reply, tools in choices:
+        _, past = pasts[number % len(pasts)]
+        past = past[: max(len(past) - cut, 0)]
+        request = ChatRequest((*past, Said("user", word)), (TOOL,) if tools else ())
+        found = tree.place(request)
+        matching = [
+            (len(said), turn)
+            for turn, (own, said) in enumerate(known)
+            if own == request.tools and len(said) < len(request.messages) and request.messages[: len(said)] == said
+        ]
+        covered, turn = max(matching, default=(0, None))
+        assert found == Place(turn, covered)
+        said = Said("assistant", reply)
+        tree.record(request, said, reply + "!")
+        known.append((request.tools, (*request.messages, said)))
+        pasts.append(((), (*request.messages, said)))
+    assert tree.count == len(known)
+
+
+def test_messages_are_those_that_the_model_wrote() -> None:
+    tree = Tree()
+    call = Said("assistant", "", (("call_0_0", "add", '{"a": 1, "b": 2}'),))
+    tree.record(ChatRequest(ASKED.messages, (TOOL,)), call, "<tool_call>{...}</tool_call>")
+    again = Said("assistant", "", (("call_0_0", "add", '{"b":2,"a":1}'),))
+    request = ChatRequest((*ASKED.messages, again, Said("tool", "3", call="call_0_0")), (TOOL,))
+    assert tree.place(request) == Place(0, 2)
+    assert tree.messages(request)[1:] == [
+        {"role": "assistant", "content": "<tool_call>{...}</tool_call>"},
+        {"role": "tool", "content": "3", "name": "add"},
+    ]
+    with pytest.raises(Refused, match="not this session's"):
+        Tree().messages(request)
+
+
+class Wanders:
+    """Goes from turn to turn of its own tree as a list of numbers says."""
+
+    def __init__(self, moves: list[tuple[int, str]]) -> None:
+        self.moves, self.tree, self.paths = iter(moves), Tree(), [ASKED.messages]
+
+    def reset(self, example: Example, seed: int) -> Any:
+        self.request = ASKED
+        return self.tree.messages(ASKED)
+
+    def step(self, text: str, stop: str) -> Step:
+        self.tree.record(self.request, Said("assistant", text), text)
+        self.paths.append((*self.request.messages, Said("assistant", text)))
+        number, word = next(self.moves, (0, ""))
+        if not word:
+            return Step(terminated=True)
+        self.request = ChatRequest((*self.paths[number % len(self.paths)], Said("user", word)))
+        place = self.tree.place(self.request)
+        return Step(self.tree.messages(self.request), branch=Branch(place.turn, place.covered))
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 30), words.filter(bool)), max_size=10))
+def test_each_row_is_its_path_and_each_turn_is_an_action_once(moves: list[tuple[int, str]]) -> None:
+    """Ids of a row: the same as one would write down from the messages, with sampled answers as they were sampled."""
+    texts = [f"t{number}" for number in range(len(moves) + 1)]
+    # An answer that no tokenizer would write so: its ids must come back in every row behind it.
+    odd = [[*ids_of("x"), *ids_of("y"), *ids_of(text), chat.eos_token_id] for text in texts]
+    env = Wanders(moves)
+    [episode] = collect(
+        [(0, Example("a", "b"))],
+        Actor(Script([odd], [chat.eos_token_id]), chat),
+        Sampling(),
+        (0,),
+        InProcess(lambda: env),
+    )
+    assert not episode.error
+    assert [turn.action_ids for turn in episode.turns] == odd[: len(episode.turns)]
+    for row in episode.rows():
+        before: list[int] = []
+        for turn in row:
+            before += turn.prompt_ids
+            number = episode.turns.index(turn)
+            text = chat.decode(before, skip_special_tokens=False).removeprefix("<bos>")
+            path = env.paths[number + 1][:-1]
+            parts = [f"<|im_start|>{said.role}\n{said.text}<|im_end|>\n" for said in path]
+            assert text == "".join(parts) + "<|im_start|>assistant\n"
+            before += turn.action_ids
+
+
+# Requests
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+fields = st.sampled_from(
+    ["messages", "role", "content", "tools", "n", "stop", "stream", "tool_calls", "tool_call_id", "name", "function",
+     "type", "text", "logprobs", "temperature", "stream_options", "id", "arguments"]
+)  # fmt: skip
+requests = st.dictionaries(fields, json_values | st.just([{"role": "user", "content": "a"}]), max_size=5)
+
+
+@settings(max_examples=500)
+@given(requests | json_values, st.dictionaries(fields, json_values, max_size=4))
+def test_any_json_is_read_or_refused(tree: Any, message: dict[str, Any]) -> None:
+    odd = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **message}]}
+    odd["messages"].append({"role": "user", "content": "c"})
+    for one in (tree, odd):
+        try:
+            request = read_request(one, ("temperature",))
+        except Refused as refused:
+            assert refused.status in (400, 413) and str(refused)
+        else:
+            assert request.messages[-1].role != "assistant"
+            assert len(Tree().messages(ChatRequest(request.messages[-1:]))) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff", b"[" * 100_000, b"[" * 100 + b"]" * 100, b'{"a": NaN}', b"1" * 5000, b'{"a": 1e999}' * 2],
+)
+def test_what_is_no_json_is_refused(body: bytes) -> None:
+    with pytest.raises(Refused):
+        read_json(body)
+
+
+def test_a_reply_and_its_stream_hold_the_same() -> None:
+    said = Said("assistant", "Let me see.", (("call_0_0", "add", "{}"),))
+    answer = Answer(0, [Reply(said, "tool_calls"), Reply(Said("assistant", "4"), "length")])
+    events = [
+        json.loads(line.removeprefix(b"data: ")) for line in b"".join(chat_events(answer, "m")).split(b"\n\n")[:-2]
+    ]
+    for choice in chat_body(answer, "m")["choices"]:
+        pieces = [one["choices"][0] for one in events if one["choices"][0]["index"] == choice["index"]]
+        assert pieces[-1]["finish_reason"] == choice["finish_reason"] and pieces[-1]["delta"] == {}
+        calls = [
+            {key: value for key, value in call.items() if key != "index"}
+            for call in pieces[0]["delta"].get("tool_calls", [])
+        ]
+        assert calls == choice["message"].get("tool_calls", [])
+        assert pieces[0]["delta"]["content"] == choice["message"]["content"]
+
+
+# The mailbox and the server
+
+
+def test_events_come_in_order_and_the_end_ends_all() -> None:
+    mailbox = Mailbox[str]()
+    taken, waiting = mailbox.take(), [Waiting(ASKED) for _ in range(3)]
+    for one in waiting:
+        mailbox.put(one)
+    assert taken.result(1) is waiting[0]
+    given_up = mailbox.take()
+    assert given_up.result(1) is waiting[1]
+    late = mailbox.take()
+    assert late.result(1) is waiting[2]
+    nobody = mailbox.take()
+    nobody.cancel()
+    mailbox.put(one := Waiting(ASKED))
+    assert mailbox.take().result(1) is one  # not lost with the one who no longer waits
+    mailbox.put(left := Waiting(ASKED))
+    mailbox.end("over")
+    assert mailbox.take().result(1) == mailbox.take().result(1) == "over"
+    with pytest.raises(CancelledError):
+        left.answered.result(1)
+    with pytest.raises(Refused, match="over"):
+        mailbox.put(Waiting(ASKED))
+
+
+def test_too_many_requests_are_refused() -> None:
+    mailbox = Mailbox[str]()
+    for _ in range(MOST_WAITING):
+        mailbox.put(Waiting(ASKED))
+    with pytest.raises(Refused) as refused:
+        mailbox.put(Waiting(ASKED))
+    assert refused.value.status == 429
+
+
+def test_sessions_share_a_server_and_nothing_else() -> None:
+    """Raw requests: each session's own key, and the size of a body that does not come."""
+    gateway, boxes = Gateway(), [Mailbox[str](), Mailbox[str]()]
+    (one, key), (other, _) = (gateway.open(box, ()) for box in boxes)
+    host, port = one.split("/")[2].split(":")
+
+    def status(address: str, key: str, length: int | None = None, method: str = "POST", path: str = "") -> int:
+        connection = http.client.HTTPConnection(host, int(port), timeout=20)
+        body = json.dumps({"messages": [{"role": "user", "content": "a"}]})
+        headers = {"Authorization": f"Bearer {key}"} | ({} if length is None else {"Content-Length": str(length)})
+        connection.request(method, path or f"/{address.split('/')[3]}/v1/chat/completions", body, headers)
+        found = connection.getresponse().status
+        connection.close()
+        return found
+
+    assert status(other, key) == 401 and status("a/b/c/nobody", key) == 401 and status(one, "") == 401
+    assert status(one, "k\u00e9y") == 401
+    assert status(one, key, length=LARGEST + 1) == 413
+    assert status(one, key, path="/") == 401 and status(one, key, path=f"/{one.split('/')[3]}/v1/embeddings") == 404
+    assert status(one, key, method="GET") == 404 and status(one, key, method="DELETE") == 501
+    asking = threading.Thread(target=lambda: found.append(status(one, key)))
+    found: list[int] = []
+    asking.start()
+    event = boxes[0].take().result(20)
+    assert isinstance(event, Waiting)
+    event.answered.set_result(Answer(0, [Reply(Said("assistant", "4"), "stop")]))
+    asking.join()
+    # A refusal is read by a client that sends slowly, though nobody has wanted its body.
+    with socket.create_connection((host, int(port)), timeout=20) as slow:
+        head = f"POST /{one.split('/')[3]}/v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nOrigin: http://a\r\n"
+        slow.sendall(f"{head}Content-Length: 3000000\r\n\r\n".encode())
+        for _ in range(300):
+            slow.sendall(b"a" * 10_000)
+        assert slow.recv(100).startswith(b"HTTP/1.1 403")
+    gateway.close(one)
+    assert found == [200] and status(one, key) == 401
+    assert not boxes[1].take().done()
