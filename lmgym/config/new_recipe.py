@@ -3,8 +3,8 @@
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Draft:
 
     model: str = MODEL
     data: str = ""
-    rows: list[Mapping[str, Any]] = field(default_factory=list)  # the first ones
+    rows: Sequence[Mapping[str, Any]] = ()  # the first ones
     prompt: str = "prompt"
     answer: str | None = None
     reward: str = "final_answer"

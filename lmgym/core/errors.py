@@ -37,13 +37,13 @@ def plain_warnings() -> Iterator[None]:
     the warnings of libraries it still does."""
     python = warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
         if str(message) in _warned:
             print(f"lmgym: {message}", file=sys.stderr)
         else:
-            python(message, category, filename, *where)
+            python(message, category, filename, lineno, *more)
 
-    warnings.showwarning = show
+    warnings.showwarning = show  # type: ignore[assignment]
     try:
         yield
     finally:
