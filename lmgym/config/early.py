@@ -51,7 +51,8 @@ def _check_names(section: Mapping[str, Any]) -> None:
     named = [(kind, section.get(kind)) for kind in ("algorithm", "task", "env")]
     named = [(kind, value.get("name") if isinstance(value, Mapping) else value) for kind, value in named]
     rewards = section.get("rewards")
-    for name, value in rewards.items() if isinstance(rewards, Mapping) else ():
+    swept = isinstance(rewards, Mapping) and "expand" in rewards  # several sections in place of one
+    for name, value in rewards.items() if isinstance(rewards, Mapping) and not swept else ():
         named.append(("reward", value.get("reward", name) if isinstance(value, Mapping) else name))
     for kind, name in named:
         if isinstance(name, str) and ":" not in name and name not in registry.names(kind):

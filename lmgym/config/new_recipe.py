@@ -11,7 +11,7 @@ from typing import Any
 
 from lmgym.config.yaml import write_yaml
 from lmgym.core.errors import LmgymError, reason, shortened
-from lmgym.core.files import nearby, replacing
+from lmgym.core.files import nearby, read_text, replacing
 from lmgym.core.registry import suggest
 from lmgym.core.visible import visible
 from lmgym.rewards.building import build_rewards
@@ -56,8 +56,9 @@ class Draft:
         prompts = group = 8 if self.step_seconds(64, new_tokens) < 60 else 4
         steps = round(self.minutes * 60 * 0.9 / self.step_seconds(prompts * group, new_tokens))
         steps = min(max(steps, 1), 10_000)
+        task = {"name": "data", "path": self.data, "prompt": self.prompt, "references": self.answer, "test": 0.2}
         return {
-            "task": {"name": "data", "path": self.data, "prompt": self.prompt, "references": self.answer, "test": 0.2},
+            "task": {**task, "prompts": "chat"} if chats(self.model) else task,
             "rewards": {self.reward: 1.0},
             "policy": {"model": self.model},
             "algorithm": {"name": "grpo", "group_size": group},
@@ -110,6 +111,18 @@ def parameters_of(model: str) -> float:
         return sum(file.stat().st_size for file in files) / 2
     sizes = re.findall(r"(?i)(?<![a-z\d.])(\d+(?:\.\d+)?)(b|m)(?![a-z\d])", path.name)
     return float(sizes[0][0]) * (1e9 if sizes[0][1] in "bB" else 1e6) if sizes else 5e8
+
+
+def chats(model: str) -> bool:
+    """Whether a model is likely to have a chat template: by its files, or by its name.
+
+    Example: chats("Qwen/Qwen2.5-0.5B-Instruct") -> True"""
+    folder = Path(model)
+    if folder.is_dir():
+        settings = folder / "tokenizer_config.json"
+        inside = settings.is_file() and '"chat_template"' in read_text(settings)
+        return inside or (folder / "chat_template.jinja").is_file()
+    return model == "smollm2" or bool(re.search(r"(?i)instruct|chat|-it\b", model))
 
 
 def _take_model(draft: Draft, answer: str) -> None:

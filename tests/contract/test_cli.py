@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lmgym import __version__
 from lmgym.cli.main import COMMANDS, main
 from lmgym.config.build import dump, load_config
+from lmgym.config.early import check_early
 from lmgym.core import registry
 from lmgym.core.errors import plain_warnings, warn
 from lmgym.types import Example
@@ -140,6 +141,20 @@ def test_typos_are_told_before_torch_is_imported(arguments: list[str], said: str
         done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)
         assert done.returncode == 1 and done.stdout == "", done.stderr
         assert said in done.stderr and done.stderr.startswith("lmgym: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rewards={expand: true, values: [{words: 1}, {length: 1}]}",
+        "algorithm={name: {expand: true, values: [grpo, rloo]}}",
+        "runs={sweep: {algorithm.group_size: [2, 4]}}",
+        "rewards={mine: {reward: words}, tests.contract.test_cli:nobody: 1}",
+        "plugins=[a_module_that_may_register_gpro]",
+    ],
+)
+def test_what_only_the_whole_recipe_tells_is_not_refused_early(override: str) -> None:
+    check_early("gsm8k_grpo", [override] + ["algorithm=gpro"] * override.startswith("plugins"))
 
 
 def test_lmgyms_own_warnings_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:

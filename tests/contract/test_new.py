@@ -122,4 +122,8 @@ def test_more_minutes_are_more_steps_and_larger_models_fewer() -> None:
 
     assert steps(minutes=5.0) <= steps(minutes=50.0) < steps(minutes=500.0)
     assert steps(minutes=500.0, model="a/B-7B") < steps(minutes=500.0, model="a/b-135M-x") < 10_000
+    assert "prompts" not in Draft(model="builtin:tiny").tree()["task"]
+    assert (
+        Draft(model="x/y-1B-Instruct").tree()["task"]["prompts"] == "chat"
+    )  # its template, or the model is not itself
     assert parameters_of("Qwen/Qwen2.5-0.5B-Instruct") == 5e8 and parameters_of("x/SmolLM2-135M") == 135e6
