@@ -50,7 +50,7 @@ export async function groupView({run, parts, query, go, setQuery}) {
         side(answer),
         answer.truncated ? h("span", {class: "flag"}, "truncated") : null,
         answer.error ? h("span", {class: "flag"}, "error") : null),
-      tree.pair ? null : bar(answer.advantage, most),
+      tree.pair || (!answer.kept && answer.texts) ? null : bar(answer.advantage, most),
       h("dl", {class: "parts"},
         Object.entries(answer.reward_components).map(([name, value]) => [h("dt", {}, name), h("dd", {}, number(value))]),
         h("dt", {}, "length"), h("dd", {}, count(answer.length, "token")),

@@ -9,7 +9,7 @@ const SPARK_HEIGHT = 26;
 export async function runsView({runs, go}) {
   let lines = await get("list");
   const body = h("tbody");
-  const heads = ["run", "state", "steps", "reward", "", "held out", "model", "began"];
+  const heads = ["run", "state", "reward", "", "held out", "steps", "model", "began"];
   let selected = 0;
 
   function refresh() {
@@ -42,10 +42,10 @@ function runLine(run, own) {
   const name = h("th", {scope: "row"}, link(`#/run/${run.number}/about`, run.name));
   if (own.problem) return h("tr", {}, name, h("td", {colspan: 7, class: "warning"}, own.problem));
   const held = own.held_out;
-  return h("tr", {}, name, h("td", {}, stateMark(own)), h("td", {}, stepsOf(own)),
+  return h("tr", {}, name, h("td", {}, stateMark(own)),
     h("td", {}, own.curve.length ? `${short(own.curve.at(-1))}${own.metric === "reward" ? "" : ` (${own.metric})`}` : "–"), h("td", {}, spark(own.curve, own.metric)),
     h("td", {}, held ? [h("b", {}, short(held.value)), held.low === null ? "" : ` [${short(held.low)}, ${short(held.high)}]`, h("span", {class: "quiet"}, ` ${held.name}, ${held.split}`)] : "–"),
-    h("td", {}, run.model), h("td", {}, own.began === null ? "–" : new Date(own.began * 1000).toLocaleString("sv").slice(0, 16)));
+    h("td", {}, stepsOf(own)), h("td", {}, run.model), h("td", {}, own.began === null ? "–" : new Date(own.began * 1000).toLocaleString("sv").slice(0, 16)));
 }
 
 // A state in words, with a mark of its own beside its colour.
@@ -56,7 +56,7 @@ export function stateMark(own) {
 
 function stepsOf(own) {
   const words = own.planned === null ? own.steps.toLocaleString("en") : `${own.steps.toLocaleString("en")} of ${own.planned.toLocaleString("en")}`;
-  return own.planned ? [h("progress", {max: own.planned, value: Math.min(own.steps, own.planned), "aria-label": "steps"}), " ", words] : words;
+  return own.planned && own.state === "running" ? [h("progress", {max: own.planned, value: Math.min(own.steps, own.planned), "aria-label": "steps"}), " ", words] : words;
 }
 
 // Seconds in words: 40 s, 12 min, 3.5 h.

@@ -28,7 +28,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
   const prompts = new Map(); // of groups whose answers were kept
   const texts = new Map(); // of answers, by their index
   const list = virtualList({height: 54, row: element, open, seen: readPrompts, label: "groups or answers of the step"});
-  const table = answersTable({numbers, indices: tree.columns.index, columns: query.get("columns") ?? "", open: openAnswer, changed: (columns) => setQuery({columns}),
+  const table = answersTable({numbers, indices: tree.columns.index, columns: query.get("columns") ?? "", open: openAnswer, seen: readPrompts, changed: (columns) => setQuery({columns}),
     sortBy: (name) => { sort.value = sort.value === name && name !== "index" ? "-" + name : name; change(); }});
   const names = Object.keys(numbers).filter((name) => !["index", "group", "kept"].includes(name) && numbers[name].some((value) => value !== null));
 
@@ -142,7 +142,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
           for (const answer of whole.answers) if (answer.texts) texts.set(answer.index, oneLine(answer.texts.join(" ⏎ ")));
         } catch { continue; } // not in a file that was made with a limit
       }
-      if (wanted.size) list.redraw();
+      if (wanted.size) shownList().redraw();
     }, SETTLED);
   }
 

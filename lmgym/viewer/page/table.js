@@ -6,15 +6,16 @@ import {virtualList} from "./list.js";
 const SHOWN_COLUMNS = ["group", "score", "length", "surprise", "truncated"]; // columns at first
 const MOST_COLUMNS = 12; // columns at once
 
-// numbers: the columns by name. open(row) opens an answer, sortBy(name) sorts by a column; changed(text) keeps the choice.
-export function answersTable({numbers, indices, columns, open, sortBy, changed}) {
+// numbers: the columns by name. open(row) opens an answer, sortBy(name) sorts by a column, seen(first, last) is as of a
+// list, changed(text) keeps the choice of columns.
+export function answersTable({numbers, indices, columns, open, sortBy, changed, seen}) {
   const names = Object.keys(numbers).filter((name) => !["index", "kept"].includes(name) && numbers[name].some((value) => value !== null));
   const asked = columns.split(",").filter((name) => names.includes(name));
   let chosen = asked.length ? asked.slice(0, MOST_COLUMNS) : SHOWN_COLUMNS.filter((name) => names.includes(name));
   let rows = [];
   let texts = new Map();
   const heads = h("div", {class: "table-row table-heads"});
-  const list = virtualList({height: 30, row: element, open: (place) => open(rows[place]), label: "answers of the step as a table"});
+  const list = virtualList({height: 30, row: element, open: (place) => open(rows[place]), seen, label: "answers of the step as a table"});
   const choice = h("details", {class: "columns-choice"}, h("summary", {}, "columns"), h("div", {class: "bar"}, names.map((name) =>
     h("label", {}, h("input", {type: "checkbox", checked: chosen.includes(name), onchange: (event) => choose(name, event.target)}), " ", name))));
   const node = h("div", {class: "answers-table", hidden: true}, choice, heads, list.node);
