@@ -51,7 +51,7 @@ function runLine(run, own) {
 // A state in words, with a mark of its own beside its colour.
 export function stateMark(own) {
   const mark = {running: "●", finished: "✓"}[own.state] ?? "■";
-  return h("span", {class: `state ${own.state}`}, h("span", {"aria-hidden": "true"}, `${mark} `), own.state === "unfinished" ? "ended early" : own.state, own.left === null ? "" : `, ${duration(own.left)} left`);
+  return h("span", {class: `state ${own.state}`}, h("span", {"aria-hidden": "true"}, `${mark} `), own.state, own.left === null ? "" : `, ${duration(own.left)} left`);
 }
 
 function stepsOf(own) {

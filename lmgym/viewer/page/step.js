@@ -27,8 +27,8 @@ export async function stepView({run, parts, query, go, setQuery}) {
   let rows = []; // of the list: groups as lists of rows, or rows
   const prompts = new Map(); // of groups whose answers were kept
   const texts = new Map(); // of answers, by their index
-  const list = virtualList({height: 54, row: element, open, seen: readPrompts, label: "groups or answers of the step"});
-  const table = answersTable({numbers, indices: tree.columns.index, columns: query.get("columns") ?? "", open: openAnswer, seen: readPrompts, changed: (columns) => setQuery({columns}),
+  const list = virtualList({height: 54, row: element, open, seen: (first, last) => what.value !== "table" && readPrompts(first, last), label: "groups or answers of the step"});
+  const table = answersTable({numbers, indices: tree.columns.index, columns: query.get("columns") ?? "", open: openAnswer, seen: (first, last) => what.value === "table" && readPrompts(first, last), changed: (columns) => setQuery({columns}),
     sortBy: (name) => { sort.value = sort.value === name && name !== "index" ? "-" + name : name; change(); }});
   const names = Object.keys(numbers).filter((name) => !["index", "group", "kept"].includes(name) && numbers[name].some((value) => value !== null));
 
