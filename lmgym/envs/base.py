@@ -65,6 +65,8 @@ class Env(Protocol):
     - `stop: tuple[str, ...]`, strings that end each turn of the policy, in addition to those of the recipe;
     - `demonstrate() -> str`, the answer that a supervised stage imitates now;
     - `close()`, called at the end of the episode;
+    - `hear(tokens)`, called before each step (in the training process only) with a function that returns the turn's
+      tokens, as texts with their log-probabilities;
     - `players: int`, the number of players; `first: int`, the player who begins; `learners`, the players whose turns
       train (default: all). Each player has a separate conversation and a separate episode."""
 

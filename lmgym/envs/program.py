@@ -5,8 +5,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -72,6 +72,7 @@ class AgentProgram(Section):
             raise LmgymError(f"key 'env.ignored' may name {', '.join(SAMPLING)}, not '{unknown[0]}'")
         self._program: Program | None = None
         self._waiting: Waiting | None = None  # the request that is being answered
+        self._tokens: tuple[tuple[str, float], ...] | None = None
 
     async def reset(self, example: Example, seed: int) -> Sequence[Message]:
         self.close()
@@ -93,12 +94,18 @@ class AgentProgram(Section):
         self.template, self.stop = step.branch.template, step.branch.stop
         return step.messages
 
+    def hear(self, tokens: Callable[[], list[tuple[str, float]]]) -> None:
+        """The tokens of the turn that `step` gets next, for a request that wants them."""
+        self._tokens = tuple(tokens()) if self._waiting is not None and self._waiting.request.logprobs else None
+
     async def step(self, text: str, stop: str) -> Step:
         waiting = self._waiting
         if waiting is None:
             raise RuntimeError("step() before reset()")
         reply = _reply(text, stop, waiting.request, self._tree.count)
         self._tree.record(waiting.request, reply.said, text)
+        if waiting.request.logprobs:
+            reply = replace(reply, tokens=self._tokens or ())
         self._answer.replies.append(reply)
         if len(self._answer.replies) < waiting.request.choices:
             return self._ask(waiting.request)
@@ -209,7 +216,7 @@ def _variables(address: str, key: str, seed: int) -> dict[str, str]:
         given["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, given["PYTHONPATH"].split(os.pathsep)))
     for name in ("NO_PROXY", "no_proxy"):
         given[name] = ",".join(filter(None, [given.get(name, ""), LOCAL]))
-    return {**given, "OPENAI_BASE_URL": address, "OPENAI_API_KEY": key, "LMGYM_SEED": str(seed)}
+    return {**given, "OPENAI_BASE_URL": address, "OPENAI_API_KEY": key, "LMGYM_SEED": str(seed % 2**32)}
 
 
 def _full(word: str) -> str:

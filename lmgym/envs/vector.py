@@ -92,6 +92,12 @@ class InProcess:
     def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | EnvFailure]:
         return self._ask([item[0] for item in items], [partial(self._reset, *item) for item in items], self._opening)
 
+    def hear(self, index: int, tokens: Callable[[], list[tuple[str, float]]]) -> None:
+        """Tell an environment that has a method `hear` how to get the tokens, with their log-probabilities, of the turn
+        that its next step is about."""
+        if hear := getattr(self.envs[index], "hear", None):
+            hear(tokens)
+
     def step(self, items: Sequence[tuple[int, str, str]]) -> list[Step | EnvFailure]:
         indices = [item[0] for item in items]
         if items and (together := getattr(type(self.envs[indices[0]]), "step_batch", None)):

@@ -24,12 +24,11 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True,),
     "tool_choice": ("auto",),
     "response_format": ({"type": "text"},),
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "logit_bias": ({},),
     "modalities": (["text"],),
 }
-KNOWN = ("messages", "tools", "stop", "n", "stream", "stream_options", *SAMPLING, *NO_EFFECT, *USUAL)
+KNOWN = ("messages", "tools", "stop", "n", "logprobs", "stream", "stream_options", *SAMPLING, *NO_EFFECT, *USUAL)
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -65,16 +64,19 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     choices: int = 1
     stream: bool = False
+    logprobs: bool = False
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer of the model, and why it ended: "stop", "length" or "tool_calls".
+    """An answer of the model, and why it ended: "stop", "length" or "tool_calls"; if the request wants them, its tokens
+    as texts with their log-probabilities.
 
     Example: Reply(Said("assistant", "4"), "stop")"""
 
     said: Said
     finish: str
+    tokens: tuple[tuple[str, float], ...] | None = None
 
 
 @dataclass
@@ -129,19 +131,20 @@ def read_request(tree: Any, ignored: Sequence[str] = ()) -> ChatRequest:
     choices = given.get("n", 1)
     if type(choices) is not int or not 1 <= choices <= MOST_CHOICES:
         raise Refused(f"'n' must be a number from 1 to {MOST_CHOICES}, not {represent(choices)}")
-    if type(given.get("stream", False)) is not bool:
-        raise Refused("'stream' must be true or false")
+    stream, logprobs = given.get("stream", False), given.get("logprobs", False)
+    if type(stream) is not bool or type(logprobs) is not bool:
+        raise Refused("'stream' and 'logprobs' must be true or false")
     options = given.get("stream_options", {})
     if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
         raise Refused("'stream_options' may hold include_usage only")
     tools = tuple(map(_tool, _list(given.get("tools", []), "tools", MOST_TOOLS)))
-    return ChatRequest(_messages(given.get("messages")), tools, tuple(stops), choices, given.get("stream", False))
+    return ChatRequest(_messages(given.get("messages")), tools, tuple(stops), choices, stream, logprobs)
 
 
 def chat_body(answer: Answer, model: str) -> dict[str, Any]:
     """The reply as one object. Its id and date are the same in every run; tokens are not counted in it."""
     choices = [
-        {"index": index, "message": _message(reply.said), "logprobs": None, "finish_reason": reply.finish}
+        {"index": index, "message": _message(reply.said), "logprobs": _logprobs(reply), "finish_reason": reply.finish}
         for index, reply in enumerate(answer.replies)
     ]
     return {**_head(answer, model), "object": "chat.completion", "choices": choices}
@@ -154,14 +157,24 @@ def chat_events(answer: Answer, model: str) -> Iterator[bytes]:
         delta = _message(reply.said)
         for number, call in enumerate(delta.get("tool_calls", ())):
             call["index"] = number
-        for part, finish in ((delta, None), ({}, reply.finish)):
-            choice = {"index": index, "delta": part, "logprobs": None, "finish_reason": finish}
+        for part, logprobs, finish in ((delta, _logprobs(reply), None), ({}, None, reply.finish)):
+            choice = {"index": index, "delta": part, "logprobs": logprobs, "finish_reason": finish}
             yield b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\n\n"
     yield b"data: [DONE]\n\n"
 
 
 def _head(answer: Answer, model: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answer.number}", "created": 0, "model": model}
+
+
+def _logprobs(reply: Reply) -> dict[str, Any] | None:
+    if reply.tokens is None:
+        return None
+    tokens = [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, logprob in reply.tokens
+    ]
+    return {"content": tokens, "refusal": None}
 
 
 def _message(said: Said) -> dict[str, Any]:

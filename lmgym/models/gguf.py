@@ -130,7 +130,8 @@ def _unpack(model: str, file: Path, folder: Path) -> None:
         warn(f"policy.model: {file.name} holds {stored - held:,} weights for which the model has no place; left out")
     # A model as if it had never been packed: saving the other would say that it still is.
     config = copy.deepcopy(packed.config)
-    del config.quantization_config
+    if hasattr(config, "quantization_config"):  # from transformers 5.18 on
+        del config.quantization_config
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(packed.state_dict(), assign=True)

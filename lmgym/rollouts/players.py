@@ -29,6 +29,7 @@ from lmgym.text.chat import (
     source_ids,
     start_ids,
 )
+from lmgym.text.tokens import token_texts
 from lmgym.types import BarePrompt, Episode, Message, Prompt, Turn, recipe_spans
 
 
@@ -155,6 +156,12 @@ class PlayerState:
         self.episode.turns.append(turn)
         self.message, self.restarted = self.message + text, False
         self.episode.messages = [*self.told, {"role": "assistant", "content": self.message}]
+
+    def tokens(self) -> list[tuple[str, float]]:
+        """The newest turn's tokens as texts, without its end of sequence, with their log-probabilities."""
+        turn = self.episode.turns[-1]
+        count = len(turn.action_ids) - (turn.stop == "eos")
+        return list(zip(token_texts(self.actor.tokenizer, turn.action_ids)[:count], turn.logprobs, strict=False))
 
     def observe(self, step: Step, encode: PromptCache) -> bool:
         """Append what the environment answers; False if the model has no room for another turn."""

@@ -247,6 +247,10 @@ class RolloutLoop:
         # Environments that have failed already are not asked.
         turns = {state.index: state.player.episode.turns for state in self.live}
         asked = [state.index for state, failure in zip(self.live, failures, strict=True) if failure is None]
+        if hasattr(self.envs, "hear"):
+            players = {state.index: state.player for state in self.live}
+            for index in asked:
+                self.envs.hear(index, players[index].tokens)
         answers = self.envs.step([(index, turns[index][-1].text, turns[index][-1].stop) for index in asked])
         steps = dict(zip(asked, answers, strict=True))
         for index in [] if self.one_turn else asked:  # a question's own environment takes no time

@@ -130,6 +130,17 @@ def chaos(task: dict[str, Any]) -> float:
     return 1.0
 
 
+def logprobs(task: dict[str, Any]) -> float:
+    """Tokens with their log-probabilities, of a reply and of a stream; none where none are wanted."""
+    first = ask([user("a")], logprobs=True)["choices"][0]
+    [piece, _] = ask([user("b")], logprobs=True, stream=True, n=1)
+    assert ask([user("c")])["choices"][0]["logprobs"] is None
+    seen = [first["logprobs"]["content"], piece["choices"][0]["logprobs"]["content"]]
+    assert first["message"]["content"] == "".join(token["token"] for token in seen[0])
+    Path(task["meta"]["note"]).write_text(json.dumps([[[own["token"], own["logprob"]] for own in one] for one in seen]))
+    return 1.0
+
+
 def misuses(task: dict[str, Any]) -> float:
     """Requests that are refused, each with its status; then a good one."""
     other, wrong = os.environ["OPENAI_BASE_URL"], {"Authorization": "Bearer no"}
@@ -137,7 +148,8 @@ def misuses(task: dict[str, Any]) -> float:
         (400, {"messages": []}),
         (400, {"messages": [user("a")], "temperature": 0.5}),
         (400, {"messages": [user("a")], "response_format": {"type": "json_object"}}),
-        (400, {"messages": [user("a")], "logprobs": True}),
+        (400, {"messages": [user("a")], "logprobs": 1}),
+        (400, {"messages": [user("a")], "logprobs": True, "top_logprobs": 3}),
         (400, {"messages": [user("a")], "best_of": 2}),
         (400, {"messages": [user("a")], "n": 0}),
         (400, {"messages": [user("a"), {"role": "assistant", "content": "b"}]}),

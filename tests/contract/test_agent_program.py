@@ -31,6 +31,7 @@ from tests.parity.test_resume import Interrupting
 from tests.property.test_rendering import CHATML, Script, chat, chat_tokenizer, ids_of
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
+pytestmark = pytest.mark.processes
 PROGRAM = str(Path(__file__).parent / "asking_program.py")
 GAME = Example("game/0", "2+2=")
 
@@ -229,6 +230,20 @@ def test_ids_and_log_probabilities_are_those_of_a_pass_over_the_whole_row() -> N
             worst = max(worst, float((expected - torch.tensor(turn.logprobs)).abs().max()))
             place, compared = place + len(span), compared + len(span)
     assert compared > 100 and worst < 2e-5
+
+
+def test_a_program_may_see_the_log_probabilities(tmp_path: Path) -> None:
+    policy = Policy(models.sharpen(models.llama(max_position_embeddings=512), 0.12), models.byte_tokenizer())
+    envs, example = InProcess(lambda: environment("logprobs")), Example("a", "b", meta={"note": str(tmp_path / "note")})
+    [episode] = collect(
+        [(0, example)], Actor(Sampler(policy, 3), policy.tokenizer), Sampling(max_new_tokens=6), (0, "test"), envs
+    )
+    envs.close()
+    assert not episode.error
+    for turn, seen in zip(episode.turns[:2], json.loads((tmp_path / "note").read_text()), strict=True):
+        count = len(turn.action_ids) - (turn.stop == "eos")
+        assert [logprob for _, logprob in seen] == turn.logprobs[:count] and count > 0
+        assert "".join(text for text, _ in seen) == decode(policy.tokenizer, turn.action_ids)
 
 
 def test_who_is_faster_changes_nothing() -> None:

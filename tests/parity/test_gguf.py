@@ -16,7 +16,7 @@ from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
 gguf = pytest.importorskip("gguf")
-WORDS = ["<eos>", *(chr(0x100 + n) if n < 33 else chr(n) for n in range(127)), "ab"]  # as GPT-2's bytes are written
+WORDS = ["<eos>", *(chr(0x100 + n) if n < 33 else chr(n) for n in range(127)), "ab", "cd"]  # as GPT-2's bytes are written
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
@@ -63,7 +63,7 @@ def write(path: Path, model: Any, packing: Any = None) -> None:
     writer.add_tokenizer_pre("default")
     writer.add_token_list(WORDS)
     writer.add_token_types([3, *[1] * (len(WORDS) - 1)])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])
     writer.add_eos_token_id(0)
     writer.add_bos_token_id(0)
     writer.add_chat_template(TEMPLATE)
