@@ -212,7 +212,8 @@ class LogsSection(Section):
     """What rollouts.jsonl keeps of a step: the first prompt's answers, or everything."""
     traces: Literal["some", "all", "none"] = "some"
     """What traces/ keeps of a step besides a table of its answers: every number of the answers of three groups (the
-    first, the one with the largest advantages, a random one), or of all answers. none: no traces/."""
+    first, the one with the largest advantages, a random one), or of all answers. Of the others the texts, while a step
+    has at most 262,144 characters of them. none: no traces/."""
     traces_gib: PositiveFloat = 1.0
     """Most GiB of traces/: the oldest steps lose their answers first, and keep their table. With three groups of 8
     answers of 500 tokens a step, GRPO fills one GiB in some 5,000 steps."""

@@ -18,6 +18,7 @@ from lmgym.core import seeds
 from lmgym.core.errors import represent
 from lmgym.distributed.ranks import Ranks
 from lmgym.logs.records import sampled_tokens
+from lmgym.logs.traces.texts import texts_of
 from lmgym.logs.traces.trace import (
     Numbers,
     TraceEpisode,
@@ -145,7 +146,8 @@ def write_trace(stage: StageRun, episodes: Sequence[Episode], batch: Batch, trac
         episodes=episode_table(episodes, trace),
     )
     found = {id(one.example): plain_example(one.example) for one in kept}
-    stage.run.traces.write(step, (whole_record(one, found[id(one.example)], rows) for one in kept))
+    whole = (whole_record(one, found[id(one.example)], rows) for one in kept)
+    stage.run.traces.write(step, whole, texts_of(episodes, trace.kept))
 
 
 def rows_of_batch(rows: Mapping[RowPlace, TraceRow], trace: StepTrace, batch: Batch) -> dict[int, TraceRow]:

@@ -1,8 +1,10 @@
 """What lies at each address of the page's data. The server answers with it, and a single file holds it.
 
 runs                                          the runs
+list                                          how far each run is, in a line
 changes                                       the state of their files, which changes while they train
 runs/0/overview                               its recipe, its stages, the first and the newest evaluation
+runs/0/newest                                 the newest answers
 runs/0/findings                               what the doctor says of it
 runs/0/curves                                 all numbers of a run
 runs/0/steps/1/40                             a step (stage 1, step 40): its answers as columns of numbers
@@ -20,7 +22,8 @@ from typing import Any
 from lmgym.core.errors import LmgymError, describe
 from lmgym.viewer.evaluations import pair_tree, prompt_tree, prompts_tree
 from lmgym.viewer.notes import read_notes
-from lmgym.viewer.overview import findings_tree, overview_tree
+from lmgym.viewer.overview import findings_tree, newest_answers, overview_tree
+from lmgym.viewer.progress import progress_tree
 from lmgym.viewer.rollouts import Moment
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.views import answer_tree, curves_tree, group_tree, runs_tree, step_tree
@@ -49,6 +52,8 @@ def _tree_at(runs: Sequence[RunRecords], address: str) -> Any:
     match address.split("/"):
         case ["runs"]:
             return runs_tree(runs)
+        case ["list"]:
+            return [_line_of(run) for run in runs]
         case ["changes"]:
             return [run.state() for run in runs]
         case ["pairs", first, second]:
@@ -62,10 +67,21 @@ def _tree_at(runs: Sequence[RunRecords], address: str) -> Any:
     raise UnknownAddress(f"there is nothing at '{address[:200]}'")
 
 
+def _line_of(run: RunRecords) -> dict[str, Any]:
+    """How far a run is, or why that cannot be said: the other runs must be listed."""
+    try:
+        with run.lock:
+            return progress_tree(run)
+    except Exception as error:  # records of someone else's making
+        return {"problem": describe(error)}
+
+
 def _of_run(run: RunRecords, rest: Sequence[str], address: str) -> Any:
     match rest:
         case ["overview"]:
             return overview_tree(run)
+        case ["newest"]:
+            return newest_answers(run)
         case ["curves"]:
             return curves_tree(run)
         case ["notes"]:

@@ -7,18 +7,22 @@ from lmgym.core.files import read_text
 from lmgym.logs.doctor.examine import examine
 from lmgym.logs.records import METRICS, ROLLOUTS
 from lmgym.viewer.curves import ENDS, Table
+from lmgym.viewer.episodes import episode_of_record, turn_texts
+from lmgym.viewer.progress import progress_tree, steps_of
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.tail import inside
 
 LONGEST_RECIPE = 2**20  # bytes
+NEWEST, LONGEST_TEXT = 4, 400  # answers that are shown, and characters of each
 
 
 def overview_tree(run: RunRecords) -> dict[str, Any]:
-    """The recipe as it is written, the steps of each stage, and each split's first and newest evaluation."""
+    """The recipe as it is written, the steps of each stage, each split's first and newest evaluation, and how far the
+    run is."""
     curves = run.curves
     planned = run.recipe.get("stages")
     stages = [
-        {"name": name, "steps": curves.clock.lengths.get(stage, 0), "planned": _steps_of(planned, stage)}
+        {"name": name, "steps": curves.clock.lengths.get(stage, 0), "planned": steps_of(planned, stage)}
         for stage, name in sorted(curves.stages.items())
     ]
     splits = {
@@ -26,14 +30,19 @@ def overview_tree(run: RunRecords) -> dict[str, Any]:
         for name, table in curves.tables.items()
         if name != "train" and table.places
     }
-    return {"recipe": _recipe_text(run), "stages": stages, "evaluations": splits}
+    return {"recipe": _recipe_text(run), "stages": stages, "evaluations": splits, "progress": progress_tree(run)}
 
 
-def _steps_of(stages: Any, stage: int) -> int | None:
-    try:
-        return int(stages[stage]["steps"])
-    except (LookupError, TypeError, ValueError, OverflowError):
-        return None
+def newest_answers(run: RunRecords) -> list[dict[str, Any]]:
+    """The beginnings of the answers to the first prompt of the newest step, and of that prompt the end."""
+    moments = run.rollouts.moments("train")
+    answers = []
+    for record in run.rollouts.records(moments[-1])[:NEWEST] if moments else ():
+        episode = episode_of_record(record)
+        own = {"stage": moments[-1].stage, "step": moments[-1].step, "group": episode.group, "index": episode.index}
+        said = " ⏎ ".join(turn_texts(episode))[:LONGEST_TEXT]
+        answers.append(own | {"score": episode.score, "text": said, "prompt": episode.example["prompt"]})
+    return answers
 
 
 def _first_and_newest(table: Table) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from lmgym.core.files import nearby
 from lmgym.logs.records import METRICS, ROLLOUTS, TIMINGS
 from lmgym.logs.traces import trace as traces
 from lmgym.logs.traces.files import TRACES, pack_name, shard_name
+from lmgym.logs.traces.texts import TraceTexts, read_texts
 from lmgym.logs.traces.trace import TraceEpisode, TraceStep
 from lmgym.viewer.curves import Curves, check_is_run
 from lmgym.viewer.episodes import episode_of_record
@@ -69,6 +70,13 @@ class RunRecords:
     def trace(self, stage: int, step: int) -> TraceStep | None:
         """The table that traces/ has of a step; None if it has nothing. Raises LmgymError if it is damaged."""
         return traces.read_step(self.folder, stage, step) if has_trace(self.folder, stage, step) else None
+
+    def texts(self, stage: int, step: int) -> TraceTexts:
+        """The words of those answers of a step that were not kept whole, as far as the run has them."""
+        try:
+            return read_texts(self.folder, stage, step) if has_trace(self.folder, stage, step) else TraceTexts()
+        except (LmgymError, ValueError, RecursionError):
+            return TraceTexts()
 
     def answers(
         self, moment: Moment, wanted: Collection[int], trace: TraceStep | None, split: str | None = None

@@ -20,6 +20,7 @@ from lmgym.logs.records import ROLLOUTS, TIMINGS
 from lmgym.logs.timings import timing_columns
 from lmgym.logs.traces import trace as traces
 from lmgym.logs.traces.files import EPISODES, TRACES, open_shard, read_member
+from lmgym.logs.traces.texts import read_texts
 from lmgym.processes.pool import Failure, ProcessPool
 from lmgym.viewer.episodes import episode_of_record, turn_texts
 from lmgym.viewer.rollouts import Moment, read_spans
@@ -100,6 +101,7 @@ def search_step(job: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows = np.flatnonzero(matching(columns, filters)).tolist()
         wanted = [columns["index"][row] for row in rows if columns["kept"][row] and job["pattern"]]
         texts = _texts_of_shard(folder, stage, step, wanted)
+        texts |= read_texts(folder, stage, step).answers if job["pattern"] else {}
     else:
         records, _ = read_spans(inside(folder, ROLLOUTS), job["spans"])
         columns = step_columns(records)

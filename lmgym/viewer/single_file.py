@@ -180,9 +180,11 @@ def _take_groups(chosen: Chosen, steps: Mapping[Place, list[list[str]]]) -> None
 
 
 def _always(runs: Sequence[RunRecords]) -> Iterator[str]:
-    yield "runs"
+    yield from ("runs", "list")
     for number, run in enumerate(runs):
-        yield from (f"runs/{number}/{what}" for what in ("overview", "findings", "curves", "notes", "evaluations"))
+        yield from (
+            f"runs/{number}/{what}" for what in ("overview", "newest", "findings", "curves", "notes", "evaluations")
+        )
         newest = run.rollouts.moments("evaluation")[-4:]
         records = [record for moment in newest for record in run.rollouts.records(moment)]
         answers = {(str(record.get("split")), str(record.get("example"))) for record in records}

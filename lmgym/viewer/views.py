@@ -9,6 +9,7 @@ import numpy as np
 
 from lmgym.core.errors import LmgymError
 from lmgym.logs.timings import PARTS, timing_columns, timing_of
+from lmgym.logs.traces.texts import TraceTexts
 from lmgym.logs.traces.trace import TraceEpisode, TraceStep
 from lmgym.viewer.episodes import episode_of_record, explanation, mean_advantage, row_tree, turn_texts
 from lmgym.viewer.rollouts import Moment
@@ -53,7 +54,8 @@ def step_tree(run: RunRecords, stage: int, step: int) -> dict[str, Any]:
     trace, problem = _trace(run, stage, step)
     if trace is not None:
         seconds = timing_columns(run.timing(stage, step), len(trace.episodes["index"]))
-        return tree | {"algorithm": trace.algorithm, "columns": trace.episodes | seconds}
+        texts = list(run.texts(stage, step).answers)
+        return tree | {"algorithm": trace.algorithm, "columns": trace.episodes | seconds, "texts": texts}
     records = run.rollouts.records(Moment("train", stage, step))
     if not records:
         why = "; ".join(filter(None, [problem, *run.rollouts.problems]))
@@ -96,11 +98,32 @@ def group_tree(run: RunRecords, stage: int, step: int, group: int) -> dict[str, 
     trace = _trace(run, stage, step)[0]
     episodes = run.answers(Moment("train", stage, step), wanted, trace)
     example = next((dict(episode.example) for episode in episodes.values()), {"id": columns["example"][rows[0]]})
+    texts = run.texts(stage, step) if trace is not None else TraceTexts()
+    if group in texts.prompts:
+        example.setdefault("prompt", texts.prompts[group])
     answers = [_answer_of_group(columns, row, episodes.get(columns["index"][row])) for row in rows]
+    for one in answers:
+        if "texts" not in one and one["index"] in texts.answers:
+            one["texts"] = texts.answers[one["index"]]
     tree = {"stage": stage, "step": step, "group": group, "example": example, "answers": answers, "pair": None}
+    tree["main"] = main_reward(run, stage)
     if trace is not None and (trace.pairs or "supervised_coefficient" in trace.fields):  # a field of Pairs: older runs
         tree["pair"] = pair_of(columns, rows, episodes, bool(trace.fields.get("length_norm")))
     return tree
+
+
+def main_reward(run: RunRecords, stage: int) -> str:
+    """The name of the reward with the largest weight in the recipe of a stage; of equal ones the first, "" for none.
+
+    Example: main_reward(run, 0) -> "final_answer" for `rewards: {final_answer: 1.0, format: 0.1}`"""
+    stages = run.recipe.get("stages")
+    section = stages[stage] if isinstance(stages, list) and stage < len(stages) else run.recipe
+    rewards = section.get("rewards") if isinstance(section, Mapping) else None
+    weights: dict[str, float] = {}
+    for name, value in rewards.items() if isinstance(rewards, Mapping) else ():
+        weight = value.get("weight", 1.0) if isinstance(value, Mapping) else value
+        weights[str(name)] = abs(weight) if isinstance(weight, int | float) else 0.0
+    return max(weights, key=lambda name: weights[name], default="")
 
 
 def pair_of(

@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmgym.logs.traces.files import shard_name
+from lmgym.logs.traces.texts import TraceTexts
 from lmgym.logs.traces.trace import TraceEpisode, TraceRow, TraceStep, TraceTurn, write_shard
 
 SPECIAL = ["<eos>", "<|im_start|>"]
@@ -162,6 +163,24 @@ def add_evaluation(folder: Path, step: int, seed: int = 0) -> None:
 def append(path: Path, record: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
+
+
+def worded_run(folder: Path) -> Path:
+    """A run of one step of two groups of two answers, none kept whole: of the first group the words, of the second
+    only numbers. Its main reward is never earned, a smaller one is."""
+    sample_run(folder, steps=0)
+    (folder / "recipe.yaml").write_text("stages:\n- name: rl\n  steps: 1\n  rewards: {final_answer: 1.0, form: 0.1}\n")
+    columns: dict[str, Any] = {
+        "index": [0, 1, 2, 3], "group": [0, 0, 1, 1], "example": ["sums/0", "sums/0", "sums/1", "sums/1"],
+        "score": [0.1, 0.0, 0.1, 0.1], "length": [3] * 4, "turns": [1] * 4, "truncated": [False] * 4,
+        "selected": [True] * 4, "reason": [""] * 4, "error": [""] * 4, "version": [0] * 4, "surprise": [0.5] * 4,
+        "kept": [False] * 4, "reward_components": {"final_answer": [0.0] * 4, "form": [1.0, 0.0, 1.0, 1.0]},
+    }  # fmt: skip
+    prompt = [{"role": "system", "content": "a long instruction"}, {"role": "user", "content": "the last question"}]
+    texts = TraceTexts(prompts={0: prompt}, answers={0: ["42 it is"], 1: ["41"]})
+    write_shard(folder, TraceStep(stage=0, stage_name="rl", step=0, **MADE_BY, episodes=columns), [], texts)
+    append(folder / "metrics.jsonl", {"kind": "train", "stage": 0, "stage_name": "rl", "step": 0, "reward": 0.1})
+    return folder
 
 
 def many_steps(folder: Path, steps: int, answers: int) -> Path:

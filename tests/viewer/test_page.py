@@ -17,7 +17,16 @@ from lmgym.viewer.guard import Guard
 from lmgym.viewer.runs import open_runs
 from lmgym.viewer.server import application, bound, server_of
 from lmgym.viewer.single_file import write_file
-from tests.viewer.sample_runs import FORMULAS, HOSTILE, add_step, append, byte_tokenizer, many_steps, sample_run
+from tests.viewer.sample_runs import (
+    FORMULAS,
+    HOSTILE,
+    add_step,
+    append,
+    byte_tokenizer,
+    many_steps,
+    sample_run,
+    worded_run,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -127,6 +136,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "many": many_steps(folder / "many", steps=2000, answers=512),
         "formulas": sample_run(folder / "formulas", steps=1, groups=1, texts=[FORMULAS, "42"]),
         "strange": strange_run(folder / "strange"),
+        "worded": worded_run(folder / "worded"),
     }
 
 
@@ -163,7 +173,8 @@ def page(browser: Any, server: str) -> Iterator[Page]:
     browser.get("about:blank")  # so that the page is loaded anew
     browser.get(server)
     opened.base = server.split("#")[0]
-    opened.at("#/")
+    opened.at("#/runs")  # where a reader of several runs begins
+    opened.open("#/")
     opened.problems()
     yield opened
     assert opened.problems() == []
@@ -305,7 +316,7 @@ def test_a_run_is_shown_while_it_trains(page: Page, folders: dict[str, Path]) ->
     page.open("#/")
     newest = max(int(path.stem[-6:]) for path in (folders["live"] / "traces").iterdir())
     add_step(folders["live"], byte_tokenizer(), newest + 1)
-    page.see("updated")
+    page.see("written")
     place = "return document.querySelector('.marks').dataset.step"
     page.until(
         lambda: page.press("j") or page.script(place) == f"0/{newest + 1}"
@@ -436,7 +447,7 @@ def test_a_run_is_told_on_one_page(page: Page) -> None:
 
 def test_what_the_doctor_says_follows_a_run_that_trains(page: Page, folders: dict[str, Path]) -> None:
     page.open("#/run/0/about")
-    page.until(lambda: "unfinished" in page.text)
+    page.see("ended early")  # the doctor has read the records
     assert "environment errors" not in page.text
     newest = max(int(path.stem[-6:]) for path in (folders["live"] / "traces").iterdir())
     add_step(folders["live"], byte_tokenizer(), newest + 1)
@@ -635,13 +646,67 @@ def test_a_difference_holds_both_texts(page: Page) -> None:
 @pytest.mark.parametrize("width", [360, 1400])
 def test_every_view_fits_its_width(page: Page, width: int) -> None:
     page.size(width, 800)
-    views = ["", "run/0/step/0/5", "run/1/group/0/1/0", "run/1/answer/train/0/1/0?token=0.60", "run/0/held-out",
+    views = ["", "runs", "run/0/about", "run/0/step/0/5", "run/0/step/0/5?list=table", "run/5/step/0/0",
+             "run/1/group/0/1/0", "run/1/answer/train/0/1/0?token=0.60", "run/0/held-out",
              "run/3/answer/train/0/0/0?formulas=1",
              "run/0/prompt/validation/sums%2Fvalidation%2F0", "run/0/search", "run/0/notes", "pair/0/1"]  # fmt: skip
     for view in views:
         page.open(f"#/{view}")
         wide = page.script("return document.documentElement.scrollWidth")
         assert wide <= width, view
+
+
+def test_runs_are_a_list_and_a_key_opens_one(page: Page) -> None:
+    page.open("#/runs")
+    page.see("6 runs")
+    rows = page.script("return [...document.querySelectorAll('.runs-table tbody tr')].map(row => row.innerText)")
+    assert len(rows) == 6 and all("unfinished" in row for row in rows) and "2,000" in rows[2]
+    page.press("j", "l")
+    page.at("#/run/1/about")
+    page.see("newest answers")
+    page.see("<script>document.title='hacked'</script>")
+
+
+def test_answers_as_a_table_with_columns_to_choose(page: Page) -> None:
+    page.open("#/run/2/step/0/1500?list=table")
+    page.until(lambda: page.script("return document.querySelectorAll('.answers-table .row').length") > 5)
+    page.click(".columns-choice summary")
+    names = "return [...document.querySelectorAll('.answers-table .head')].map(head => head.innerText)"
+    before = page.script(names)
+    page.click(".columns-choice label:last-child input")
+    page.until(lambda: len(page.script(names)) == len(before) + 1)
+    assert "columns=" in page.address
+    page.click(".head[title='sort by length']")
+    page.click(".head[title='sort by length']")
+    cells = "return [...document.querySelector('.answers-table .row').children].map(cell => cell.innerText)"
+    place = before.index("length")
+    page.until(lambda: page.script(cells)[place] == "49")
+    assert "sort=-length" in page.address
+    page.press("l")  # its tokens were not kept, so its group opens
+    page.until(lambda: page.address.startswith("#/run/2/group/0/1500/"))
+
+
+def test_a_group_without_tokens_shows_its_texts_and_leads_nowhere(page: Page) -> None:
+    page.open("#/run/5/step/0/0")
+    page.until(lambda: page.script("return document.querySelectorAll('.row').length") == 2)
+    assert page.script("return document.querySelectorAll('.row.no-text').length") == 1
+    page.see("the last question")
+    assert "a long instruction" not in page.text
+    page.open("#/run/5/group/0/0/0")
+    page.see("42 it is")
+    assert page.script("return [...document.querySelectorAll('.card a')].length") == 0
+    page.press("l")
+    assert page.address == "#/run/5/group/0/0/0"
+    # Only the main reward makes a score green.
+    assert page.script("return [...document.querySelectorAll('.score.best')].map(own => own.innerText)") == []
+
+
+def test_before_and_after_stand_side_by_side(page: Page) -> None:
+    page.open("#/run/0/prompt/validation/sums%2Fvalidation%2F0?with=sides")
+    boxes = page.script(
+        "return [...document.querySelectorAll('.sides > .moment')].map(own => own.getBoundingClientRect().top)"
+    )
+    assert len(boxes) == 2 and boxes[0] == boxes[1]
 
 
 def test_searches_and_notes_through_the_page(page: Page, folders: dict[str, Path]) -> None:

@@ -61,7 +61,7 @@ def test_a_limit_leaves_groups_and_then_steps_out_and_says_so(runs: list[RunReco
     path = tmp_path / "a.html"
     write_file(runs, path, megabytes=5)
     whole, least = path.stat().st_size, sum(map(len, page_files().values()))
-    for share, few in ((0.9, False), (0.4, True)):
+    for share, few in ((0.95, False), (0.4, True)):
         most = (least + share * (whole - least)) / 1e6
         said = write_file(runs, path, megabytes=most)
         held = data_of(path)

@@ -199,7 +199,7 @@ def _precision(folder: Path) -> str:
 
 def _state(folder: Path, histories: Sequence[History]) -> str:
     """Finished: summary.json is about the last step that was recorded."""
-    if _is_locked(folder / ".lock"):
+    if is_locked(folder / ".lock"):
         return "running"
     try:
         after = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["after"]
@@ -211,7 +211,7 @@ def _state(folder: Path, histories: Sequence[History]) -> str:
     return "finished" if last is None or (stage == last.facts.name and step == last.steps[-1] + 1) else "unfinished"
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """True if another process trains in the folder of this lock."""
     try:
         with open(path, opener=at_once) as file:

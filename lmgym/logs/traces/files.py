@@ -23,7 +23,7 @@ from lmgym.logs.writer import replace_file
 
 TRACES = "traces"
 TOGETHER = 100  # steps in one file
-STEP, EPISODES = "step.json", "episodes/"  # members of a step's zip
+STEP, TEXTS, EPISODES = "step.json", "texts.json", "episodes/"  # members of a step's zip
 NAME = re.compile(r"stage-([0-9]{1,9})-step(s?)-([0-9]{6,12})(?:-[0-9]{6,12})?\.zip")
 DAMAGE = (BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError,
           ArithmeticError, RuntimeError)  # fmt: skip
@@ -146,8 +146,8 @@ def zipped(contents: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def without_episodes(shard: ZipFile) -> bytes | None:
-    """The zip of a step without its answers; None if it has none."""
-    if not any(name.startswith(EPISODES) for name in shard.namelist()):
+    """The zip of a step without its answers and their texts; None if it has none."""
+    if not any(name == TEXTS or name.startswith(EPISODES) for name in shard.namelist()):
         return None
     tree = json.loads(read_member(shard, STEP))
     tree["episodes"]["kept"] = [False] * len(tree["episodes"]["index"])

@@ -20,6 +20,7 @@ from lmgym.logs.traces.files import (
     without_episodes,
     write_pack,
 )
+from lmgym.logs.traces.texts import TraceTexts
 from lmgym.logs.traces.trace import TraceEpisode, TraceStep, write_shard
 from lmgym.logs.writer import disk_errors, replace_file
 
@@ -44,13 +45,13 @@ class TraceFolder:
         self._pruned: Place | None = None  # up to here no step has answers any more
         self._size = self._measure()
 
-    def write(self, step: TraceStep, episodes: Iterable[TraceEpisode]) -> None:
+    def write(self, step: TraceStep, episodes: Iterable[TraceEpisode], texts: TraceTexts | None = None) -> None:
         """Write one step. Raises LmgymError if the disk is full, or the folder cannot be written."""
         if not self._begun or step.step % TOGETHER == 0:
             self._tell(join_finished(self.traces, step.stage, step.step))
             self._unsynced = [path for path in self._unsynced if path.exists()]  # what was joined is on the disk
             self._begun, self._size = True, self._measure()
-        path = write_shard(self.folder, step, episodes)
+        path = write_shard(self.folder, step, episodes, texts)
         self._unsynced.append(path)
         self._size += path.stat().st_size
         if self._size > self.most:

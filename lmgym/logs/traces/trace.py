@@ -1,7 +1,7 @@
 """What happened in each step of a run, written down for reading: traces/ in its folder (docs/run_folder.md).
 
-A step is a zip of JSON: step.json is a table of all its answers, episodes/000007.json the whole record of one. Arrays
-in them are base64 of little-endian int32 or float32. Imports no torch."""
+A step is a zip of JSON: step.json is a table of all its answers, episodes/000007.json the whole record of one,
+texts.json the words of the others. Arrays in them are base64 of little-endian int32 or float32. Imports no torch."""
 
 import base64
 import json
@@ -18,6 +18,7 @@ from lmgym.logs.formatting import json_bytes
 from lmgym.logs.traces.files import (
     EPISODES,
     STEP,
+    TEXTS,
     TRACES,
     Place,
     open_shard,
@@ -26,6 +27,7 @@ from lmgym.logs.traces.files import (
     shard_name,
     zipped,
 )
+from lmgym.logs.traces.texts import TraceTexts
 from lmgym.logs.writer import replace_file
 from lmgym.types import Turn
 
@@ -112,11 +114,18 @@ class TraceEpisode:
     rows: list[TraceRow]
 
 
-def write_shard(folder: Path, step: TraceStep, episodes: Iterable[TraceEpisode]) -> Path:
+def write_shard(
+    folder: Path, step: TraceStep, episodes: Iterable[TraceEpisode], texts: TraceTexts | None = None
+) -> Path:
     """Write one step into the traces/ of a run folder, whole or not at all; returns the file. Raises LmgymError if it
     cannot be written. A step that is there already is replaced."""
     tree = {"format": FORMAT} | {f.name: getattr(step, f.name) for f in fields(step)}
-    contents = [(STEP, json_bytes(tree)), *((_member(one.index), json_bytes(_episode_tree(one))) for one in episodes)]
+    said = [(TEXTS, json_bytes(vars(texts)))] if texts is not None and texts.answers else []
+    contents = [
+        (STEP, json_bytes(tree)),
+        *said,
+        *((_member(one.index), json_bytes(_episode_tree(one))) for one in episodes),
+    ]
     path, data = folder / TRACES / shard_name(step.stage, step.step), zipped(contents)
     replace_file(path, lambda file: file.write(data), durable=False)
     return path

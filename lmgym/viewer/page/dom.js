@@ -86,6 +86,11 @@ export function textBlock(text, properties = {}) {
   return h("div", {dir: "auto", ...properties, class: "text " + (properties.class ?? "")}, String(text ?? ""));
 }
 
+// A number with three significant digits, for where there is little room: 0.124, 12.3, 1235.
+export function short(value) {
+  return typeof value === "number" && Number.isFinite(value) && Math.abs(value) < 1e6 ? number(Math.abs(value) >= 100 ? Math.round(value) : Number(value.toPrecision(3))) : number(value);
+}
+
 // A number with four significant digits: 0.1235, 12.35, 1.235e-6; "–" for none.
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -129,6 +134,18 @@ export function oneLine(text) {
 
 export function clamp(value, low, high) {
   return Math.min(Math.max(value, low), high);
+}
+
+// What a prompt asks in the end: its last message of a user, for a list. Of a text, its last paragraph.
+export function lastWords(prompt) {
+  if (typeof prompt === "string") return prompt.trim().split(/\n\s*\n/).at(-1);
+  const message = Array.isArray(prompt) ? prompt.findLast((own) => own?.role === "user") ?? prompt.at(-1) : null;
+  return typeof message?.content === "string" ? message.content : promptText(prompt);
+}
+
+// Whether a text is folded at first, so that what follows it can be seen on a small screen.
+export function long(text) {
+  return text.length > 280 || text.split("\n").length > 7;
 }
 
 // A prompt as one text: a text, or the contents of chat messages.

@@ -1,6 +1,6 @@
 // A group side by side: the answers to one prompt by reward, with advantages, rewards, lengths, and what was left out.
 
-import {count, counted, h, link, mean, number, promptText, scoreText, textBlock} from "./dom.js";
+import {count, counted, h, lastWords, link, long, mean, number, oneLine, promptText, scoreText, textBlock} from "./dom.js";
 import {formulasButton, readingBlock} from "./formulas.js";
 import {get} from "./source.js";
 
@@ -43,14 +43,14 @@ export async function groupView({run, parts, query, go, setQuery}) {
   function card({answer, twins}, place) {
     const address = answerAddress(answer);
     const others = twins.slice(1);
-    return h("article", {class: "card" + (answer.selected === false ? " left-out" : ""), onclick: (event) => { if (!event.target.closest("a, details")) { selected = place; open(); } }},
+    return h("article", {class: "card" + (answer.selected === false ? " left-out" : "") + (answer.kept ? "" : " closed"), title: answer.kept ? null : "its tokens were not kept (logs.traces in the recipe)", onclick: (event) => { if (!event.target.closest("a, details")) { selected = place; open(); } }},
       h("header", {},
-        h("b", {class: answer.score === best ? "score best" : "score"}, scoreText(answer.score)),
-        h("span", {class: "quiet"}, link(address, `answer ${answer.index}`), twins.length > 1 ? h("span", {class: "times"}, ` ×${twins.length}`) : ""),
+        h("b", {class: answer.score === best && earned(answer) ? "score best" : "score"}, scoreText(answer.score)),
+        h("span", {class: "quiet"}, answer.kept ? link(address, `answer ${answer.index}`) : `answer ${answer.index}`, twins.length > 1 ? h("span", {class: "times"}, ` ×${twins.length}`) : ""),
         side(answer),
         answer.truncated ? h("span", {class: "flag"}, "truncated") : null,
         answer.error ? h("span", {class: "flag"}, "error") : null),
-      tree.pair ? null : bar(answer.advantage, most),
+      tree.pair || (!answer.kept && answer.texts) ? null : bar(answer.advantage, most),
       h("dl", {class: "parts"},
         Object.entries(answer.reward_components).map(([name, value]) => [h("dt", {}, name), h("dd", {}, number(value))]),
         h("dt", {}, "length"), h("dd", {}, count(answer.length, "token")),
@@ -60,7 +60,7 @@ export async function groupView({run, parts, query, go, setQuery}) {
       answer.selected === false ? h("p", {class: "reason"}, `Not trained on: ${answer.reason || "it was not selected"}.`) : null,
       answer.error ? textBlock(answer.error, {class: "reason"}) : null,
       answer.texts ? answer.texts.map((text) => block(text, {class: "answer"})) : h("p", {class: "quiet"}, "Its text was not kept (logs.traces in the recipe)."),
-      others.length ? h("p", {class: "quiet"}, "the same text: ", others.map((twin) => [link(answerAddress(twin), `answer ${twin.index}`), " "])) : null);
+      others.length ? h("p", {class: "quiet"}, "the same text: ", others.map((twin) => [twin.kept ? link(answerAddress(twin), `answer ${twin.index}`) : `answer ${twin.index}`, " "])) : null);
   }
 
   // Of a pair: which side an answer is, and what the policy gives it.
@@ -73,8 +73,15 @@ export async function groupView({run, parts, query, go, setQuery}) {
     return `#/run/${run.number}/answer/train/${stage}/${step}/${answer.index}${reading ? "?formulas=1" : ""}`;
   }
 
+  // Whether the main reward was earned: shaping rewards alone make no score green.
+  function earned(answer) {
+    return (answer.reward_components[tree.main] ?? answer.score) > 0;
+  }
+
   function open() {
-    go(answerAddress(folded[selected].answer));
+    const {answer, twins} = folded[selected];
+    const whole = [answer, ...twins].find((own) => own.kept);
+    if (whole) go(answerAddress(whole));
   }
 
   function mark(scroll) {
@@ -99,7 +106,7 @@ export async function groupView({run, parts, query, go, setQuery}) {
       tree.pair ? h("span", {title: "what the policy gives the chosen answer less what it gives the rejected one, in nats"}, "margin ", h("b", {}, number(tree.pair.margin))) : null,
       h("span", {}, "left out ", h("b", {}, String(tree.answers.filter((answer) => answer.selected === false).length))),
       h("span", {class: "quiet"}, String(tree.example.id ?? ""))),
-    "prompt" in tree.example ? h("details", {class: "prompt-box", open: true}, h("summary", {}, "prompt"), prompt) : null,
+    "prompt" in tree.example ? h("details", {class: "prompt-box", open: !long(promptText(tree.example.prompt))}, h("summary", {}, "prompt", h("span", {class: "last-words", dir: "auto"}, oneLine(lastWords(tree.example.prompt)))), prompt) : null,
     references.length ? h("details", {class: "prompt-box", open: references.join("").length < 400}, h("summary", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))) : null,
     h("div", {class: "bar"}, sort, toggle, h("span", {class: "quiet"}, tree.pair ? "the loss compares the best and the worst" : "bars are mean advantages; equal texts are one card")), cards);
   read(Boolean(query.get("formulas")));

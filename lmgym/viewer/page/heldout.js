@@ -1,7 +1,7 @@
 // The same held-out prompts through training.
 
 import {differenceBlock} from "./diff.js";
-import {count, counted, h, link, number, oneLine, promptText, scoreText, textBlock} from "./dom.js";
+import {count, counted, h, lastWords, link, long, number, oneLine, promptText, scoreText, short, textBlock} from "./dom.js";
 import {virtualList} from "./list.js";
 import {get} from "./source.js";
 
@@ -14,8 +14,8 @@ export async function heldOutView({run, parts, go}) {
 
   function element(place) {
     const own = tree.prompts[place];
-    return h("div", {class: "group-row short"}, h("span", {class: "id"}, String(own.index)), h("span", {class: "prompt", dir: "auto"}, oneLine(promptText(own.example.prompt))),
-      h("b", {class: "n"}, number(own.score)), h("span", {class: "prompt", dir: "auto"}, oneLine(own.texts.at(-1) ?? "")));
+    return h("div", {class: "group-row short"}, h("span", {class: "id"}, String(own.index)), h("span", {class: "prompt", dir: "auto"}, oneLine(lastWords(own.example.prompt))),
+      h("b", {class: "n"}, short(own.score)), h("span", {class: "prompt", dir: "auto"}, oneLine(own.texts.at(-1) ?? "")));
   }
 
   function open(place) {
@@ -43,7 +43,7 @@ export async function promptView({run, parts, query, setQuery}) {
   const address = `runs/${run.number}/prompts/${split}/${example.join("/")}`;
   let tree = await get(address);
   const base = h("select", {"aria-label": "compare with", onchange: () => { setQuery({with: base.value === "before" ? "" : base.value}); refresh(); }},
-    h("option", {value: "before"}, "changes since the evaluation before"), h("option", {value: "first"}, "changes since the first one"), h("option", {value: "none"}, "texts as they are"));
+    h("option", {value: "before"}, "changes since the evaluation before"), h("option", {value: "first"}, "changes since the first one"), h("option", {value: "none"}, "texts as they are"), h("option", {value: "sides"}, "first and newest side by side"));
   const steps = h("div", {class: "timeline"});
   let selected = 0;
   base.value = query.get("with") ?? "before";
@@ -52,8 +52,11 @@ export async function promptView({run, parts, query, setQuery}) {
     const whole = (answer) => answer.texts.join("\n");
     let repeats = 0;
     const items = [];
+    const sides = base.value === "sides" && tree.answers.length > 1;
+    steps.classList.toggle("sides", sides);
     tree.answers.forEach((answer, place) => {
-      const earlier = place === 0 || base.value === "none" ? null : whole(tree.answers[base.value === "first" ? 0 : place - 1]);
+      if (sides && place > 0 && place < tree.answers.length - 1) return;
+      const earlier = place === 0 || base.value === "none" || sides ? null : whole(tree.answers[base.value === "first" ? 0 : place - 1]);
       const same = place > 0 && base.value === "before" && earlier === whole(answer);
       repeats = same ? repeats + 1 : 0;
       const to = `#/run/${run.number}/answer/evaluation/${answer.stage}/${answer.step}/${answer.index}/${split}`;
@@ -72,7 +75,7 @@ export async function promptView({run, parts, query, setQuery}) {
   }
 
   function move(by) {
-    selected = Math.max(0, Math.min(tree.answers.length - 1, selected + by));
+    selected = Math.max(0, Math.min(steps.children.length - 1, selected + by));
     mark(true);
   }
 
@@ -81,7 +84,7 @@ export async function promptView({run, parts, query, setQuery}) {
   return {
     title: "a prompt through training", parent: `#/run/${run.number}/held-out/${split}`,
     node: h("section", {}, h("h1", {}, "a prompt through training"), h("p", {class: "quiet"}, `${tree.example.id} of ${split}`),
-      h("details", {class: "prompt-box", open: true}, h("summary", {}, "prompt"), textBlock(promptText(tree.example.prompt))),
+      h("details", {class: "prompt-box", open: !long(promptText(tree.example.prompt))}, h("summary", {}, "prompt", h("span", {class: "last-words", dir: "auto"}, oneLine(lastWords(tree.example.prompt)))), textBlock(promptText(tree.example.prompt))),
       references.length ? h("details", {class: "prompt-box", open: references.join("").length < 400}, h("summary", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))) : null,
       h("div", {class: "bar"}, base), steps),
     keys: {j: () => move(1), k: () => move(-1), l: () => steps.children[selected]?.querySelector("a")?.click()},

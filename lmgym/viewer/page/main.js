@@ -8,6 +8,7 @@ import {groupView} from "./group.js";
 import {heldOutView, promptView} from "./heldout.js";
 import {notesView} from "./notes.js";
 import {pairView} from "./pair.js";
+import {runsView} from "./runs.js";
 import {searchView} from "./search.js";
 import {get, isFile, leftOut, takeToken} from "./source.js";
 import {stepView} from "./step.js";
@@ -73,6 +74,7 @@ async function show() {
 async function made(parts, query, setQuery) {
   const [where, number, what, ...rest] = parts;
   if (where === "pair") return pairView({runs, parts: [number, what], go, query, setQuery});
+  if (where === "runs") return runsView({runs, go});
   if (where !== "run") return curvesView({runs, go, query, setQuery});
   const run = runs[Number(number)];
   if (!run) throw new Error(`There is no run ${number}.`);
@@ -85,9 +87,9 @@ function head(parts) {
   const here = `#/run/${number}`;
   const tab = (address, name, on) => h("a", {href: address, "aria-current": on ? "page" : null}, name);
   top_.replaceChildren(
-    h("a", {class: "brand", href: "#/"}, "lmgym"),
-    h("span", {class: "run-name", title: runs[number]?.folder}, runs[number]?.name ?? ""),
-    h("nav", {}, tab("#/", "curves", !parts.length), tab(`${here}/about`, "overview", parts[2] === "about"), tab(`${here}/held-out`, "held-out", ["held-out", "prompt"].includes(parts[2])), tab(`${here}/search`, "search", parts[2] === "search"), tab(`${here}/notes`, "notes", parts[2] === "notes"), runs.length > 1 ? tab("#/pair/0/1", "two runs", parts[0] === "pair") : null),
+    h("a", {class: "brand", href: runs.length > 1 ? "#/runs" : `${here}/about`}, "lmgym"),
+    h("span", {class: "run-name", title: runs[number]?.folder}, parts[0] === "run" || runs.length === 1 ? runs[number]?.name ?? "" : ""),
+    h("nav", {}, runs.length > 1 ? tab("#/runs", "runs", parts[0] === "runs") : null, tab(`${here}/about`, "overview", parts[2] === "about"), tab("#/", "curves", !parts.length), tab(`${here}/held-out`, "held-out", ["held-out", "prompt"].includes(parts[2])), tab(`${here}/search`, "search", parts[2] === "search"), tab(`${here}/notes`, "notes", parts[2] === "notes"), runs.length > 1 ? tab("#/pair/0/1", "two runs", parts[0] === "pair") : null),
     live, h("button", {class: "plain", onclick: theme, title: "light or dark"}, "◐"), h("button", {class: "plain", onclick: help, title: "keys (?)"}, "?"));
   if (!parts.length) main.prepend(...[runsBar(runs), isFile ? h("p", {class: "warning"}, leftOut) : null].filter(Boolean));
 }
@@ -128,7 +130,7 @@ async function watch() {
     const states = await get("changes");
     const sizes = JSON.stringify(states.map((state) => state.sizes));
     const age = Math.min(...states.map((state) => state.age));
-    live.textContent = age < 60 ? `updated ${Math.round(age)} s ago` : "";
+    live.textContent = age < 60 ? `written ${Math.round(age)} s ago` : "";
     const changed = seen !== null && sizes !== seen;
     seen = sizes;
     if (changed) await view.update?.();
@@ -138,11 +140,12 @@ async function watch() {
 }
 
 try { document.documentElement.dataset.theme = localStorage.getItem("lmgym-theme") ?? ""; } catch { /* as above */ }
-takeToken();
+const first = takeToken() || !location.hash;
 window.addEventListener("hashchange", () => (takeToken() ? location.reload() : show())); // another server's address was pasted
 try {
   runs = await get("runs");
   if (!isFile) await watch(); // before the first view, so that nothing written since is missed
+  if (first && !isFile) history.replaceState(null, "", runs.length > 1 ? "#/runs" : "#/run/0/about"); // where a reader begins
   await show();
   if (!isFile) setInterval(watch, LIVE);
 } catch (error) {

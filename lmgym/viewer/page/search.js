@@ -23,7 +23,7 @@ export async function searchView({run, query, go, setQuery}) {
 
   function element(place) {
     const own = found[place];
-    const text = own.found ? [own.found[0], h("mark", {}, own.found[1]), own.found[2]] : [own.kept ? "" : "its text was not kept"];
+    const text = own.found ? [own.found[0], h("mark", {}, own.found[1]), own.found[2]] : [own.kept ? "" : "its tokens were not kept"];
     return h("div", {class: "group-row short"}, h("span", {class: "id"}, `${counted(own.stage)}/${counted(own.step)}`), h("span", {class: "prompt", dir: "auto"}, text), h("b", {class: "n"}, number(own.score)), h("span", {class: "prompt"}, `answer ${own.index}, ${count(own.length, "token")}`));
   }
 

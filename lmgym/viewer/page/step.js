@@ -1,9 +1,10 @@
 // A step: its groups or its answers, to be filtered and sorted; shares of what is often wrong.
 
-import {count, counted, h, link, mean, number, oneLine, percent, promptText, say} from "./dom.js";
+import {count, counted, h, lastWords, link, mean, number, oneLine, percent, say, short} from "./dom.js";
 import {HELP, groupsOf, matching, numbersOf, parseFilters} from "./filter.js";
 import {virtualList} from "./list.js";
 import {get} from "./source.js";
+import {answersTable} from "./table.js";
 
 const SHARES = [["truncated", "truncated"], ["equal", "equal groups"], ["error", "errors"], ["-selected", "not trained on"]];
 const SUMMARY = ["reward", "length/mean", "entropy", "kl/old", "ratio/clipped", "gradient_norm", "learning_rate", "seconds"];
@@ -16,7 +17,9 @@ export async function stepView({run, parts, query, go, setQuery}) {
   const tree = await get(`runs/${run.number}/steps/${stage}/${step}`);
   const numbers = numbersOf(tree.columns);
   const groups = groupsOf(tree.columns);
-  const what = h("select", {"aria-label": "list", onchange: change}, h("option", {value: "groups"}, "groups"), h("option", {value: "answers"}, "answers"));
+  const written = new Set(tree.texts); // answers of which the text was kept without the tokens
+  const readable = (row) => tree.columns.kept[row] || written.has(tree.columns.index[row]);
+  const what = h("select", {"aria-label": "list", onchange: change}, h("option", {value: "groups"}, "groups"), h("option", {value: "answers"}, "answers"), h("option", {value: "table"}, "table"));
   const sort = h("select", {"aria-label": "sort by", onchange: change});
   const box = h("input", {type: "search", class: "grow", placeholder: "filter (/): " + HELP, "aria-label": "filter", oninput: change, title: HELP});
   const said = h("p", {class: "quiet", role: "status"});
@@ -24,7 +27,9 @@ export async function stepView({run, parts, query, go, setQuery}) {
   let rows = []; // of the list: groups as lists of rows, or rows
   const prompts = new Map(); // of groups whose answers were kept
   const texts = new Map(); // of answers, by their index
-  const list = virtualList({height: 54, row: element, open, seen: readPrompts, label: "groups or answers of the step"});
+  const list = virtualList({height: 54, row: element, open, seen: (first, last) => what.value !== "table" && readPrompts(first, last), label: "groups or answers of the step"});
+  const table = answersTable({numbers, indices: tree.columns.index, columns: query.get("columns") ?? "", open: openAnswer, seen: (first, last) => what.value === "table" && readPrompts(first, last), changed: (columns) => setQuery({columns}),
+    sortBy: (name) => { sort.value = sort.value === name && name !== "index" ? "-" + name : name; change(); }});
   const names = Object.keys(numbers).filter((name) => !["index", "group", "kept"].includes(name) && numbers[name].some((value) => value !== null));
 
   const scores = numbers.score.filter((score) => score !== null);
@@ -59,11 +64,16 @@ export async function stepView({run, parts, query, go, setQuery}) {
     } else {
       rows = sorted(fitting, (row, name) => numbers[name][row]);
     }
+    const asTable = what.value === "table";
+    [list.node.hidden, heads.hidden, table.node.hidden] = [asTable, asTable, !asTable];
     const all = what.value === "groups" ? groups.size : tree.columns.index.length;
-    said.textContent = filters.length ? `${count(rows.length, what.value.slice(0, -1))} of ${all.toLocaleString("en")}` : "";
+    said.textContent = filters.length ? `${count(rows.length, what.value === "groups" ? "group" : "answer")} of ${all.toLocaleString("en")}` : "";
     heads.replaceChildren(...(what.value === "groups" ? groupHeads() : answerHeads()));
-    list.show(rows.length);
+    if (asTable) table.show(rows, texts);
+    else list.show(rows.length);
   }
+
+  const shownList = () => (what.value === "table" ? table.list : list);
 
   function sorted(items, valueOf) {
     const name = sort.value.replace(/^-/, "");
@@ -88,21 +98,22 @@ export async function stepView({run, parts, query, go, setQuery}) {
       sum(of("error")) ? flag(count(sum(of("error")), "error")) : null,
       left ? flag(left === own.length ? "not trained on" : `${left} not trained on`) : null,
     ];
-    return h("div", {class: "group-row"},
-      h("span", {class: "id"}, `#${group}`, own.some((row) => tree.columns.kept[row]) ? h("i", {title: "its texts were kept"}, " ●") : ""),
+    const open = own.some(readable);
+    return h("div", {class: open ? "group-row" : "group-row no-text", title: open ? null : "only numbers of it were kept (logs.traces in the recipe)"},
+      h("span", {class: "id"}, `#${group}`, own.some((row) => tree.columns.kept[row]) ? h("i", {title: "its tokens were kept"}, " ●") : ""),
       h("span", {class: "prompt", dir: "auto"}, prompt || tree.columns.example[own[0]]),
-      scoreDots(of("score")), h("b", {class: "n"}, number(mean(of("score")))), h("span", {class: "n"}, number(mean(of("length")))),
-      h("span", {class: "n"}, number(mean(of("surprise")))), h("span", {class: "flags"}, flags));
+      scoreDots(of("score")), h("b", {class: "n"}, short(mean(of("score")))), h("span", {class: "n"}, short(mean(of("length")))),
+      h("span", {class: "n"}, short(mean(of("surprise")))), h("span", {class: "flags"}, flags));
   }
 
   function answerRow(row) {
     const own = (name) => tree.columns[name]?.[row];
     const flags = [own("truncated") ? flag("truncated") : null, own("error") ? flag("error") : null, own("selected") === false ? flag(own("reason") || "not trained on") : null];
-    return h("div", {class: "group-row"},
-      h("span", {class: "id"}, `${own("index")}`, own("kept") ? h("i", {title: "its text was kept"}, " ●") : ""),
-      h("span", {class: "two"}, h("span", {class: "prompt quiet", dir: "auto"}, `#${own("group")} `, prompts.get(own("group")) || own("example")), h("span", {class: "prompt", dir: "auto"}, texts.get(own("index")) ?? (own("kept") ? "…" : "its text was not kept"))),
-      scoreDots([own("score")]), h("b", {class: "n"}, number(own("score"))), h("span", {class: "n"}, number(own("length"))),
-      h("span", {class: "n"}, number(own("surprise"))), h("span", {class: "flags"}, flags));
+    return h("div", {class: readable(row) ? "group-row" : "group-row no-text"},
+      h("span", {class: "id"}, `${own("index")}`, own("kept") ? h("i", {title: "its tokens were kept"}, " ●") : ""),
+      h("span", {class: "two"}, h("span", {class: "prompt quiet", dir: "auto"}, `#${own("group")} `, prompts.get(own("group")) || own("example")), h("span", {class: "prompt", dir: "auto"}, texts.get(own("index")) ?? (readable(row) ? "…" : "its text was not kept"))),
+      scoreDots([own("score")]), h("b", {class: "n"}, short(own("score"))), h("span", {class: "n"}, short(own("length"))),
+      h("span", {class: "n"}, short(own("surprise"))), h("span", {class: "flags"}, flags));
   }
 
   function scoreDots(scores) {
@@ -118,7 +129,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
     timer = setTimeout(async () => {
       const wanted = new Set();
       for (const item of rows.slice(first, last)) {
-        const row = what.value === "groups" ? item.find((own) => tree.columns.kept[own]) : tree.columns.kept[item] ? item : undefined;
+        const row = what.value === "groups" ? item.find(readable) : readable(item) ? item : undefined;
         if (row !== undefined && !prompts.has(tree.columns.group[row])) wanted.add(row);
       }
       for (const row of wanted) {
@@ -127,18 +138,21 @@ export async function stepView({run, parts, query, go, setQuery}) {
         prompts.set(group, "");
         try {
           const whole = await get(`runs/${run.number}/groups/${stage}/${step}/${group}`, true);
-          prompts.set(group, oneLine(promptText(whole.example.prompt)));
+          prompts.set(group, oneLine(lastWords(whole.example.prompt)));
           for (const answer of whole.answers) if (answer.texts) texts.set(answer.index, oneLine(answer.texts.join(" ⏎ ")));
         } catch { continue; } // not in a file that was made with a limit
       }
-      if (wanted.size) list.redraw();
+      if (wanted.size) shownList().redraw();
     }, SETTLED);
   }
 
   function open(place) {
-    const row = what.value === "groups" ? rows[place][0] : rows[place];
-    const at = what.value === "groups" ? `group/${stage}/${step}/${tree.columns.group[row]}` : `answer/train/${stage}/${step}/${tree.columns.index[row]}`;
-    go(`${here}/${at}`);
+    if (what.value === "groups") go(`${here}/group/${stage}/${step}/${tree.columns.group[rows[place][0]]}`);
+    else openAnswer(rows[place]);
+  }
+
+  function openAnswer(row) {
+    go(`${here}/${tree.columns.kept[row] ? `answer/train/${stage}/${step}/${tree.columns.index[row]}` : `group/${stage}/${step}/${tree.columns.group[row]}`}`);
   }
 
   let [before, after] = tree.neighbours;
@@ -147,10 +161,11 @@ export async function stepView({run, parts, query, go, setQuery}) {
   const head = () => heading.replaceChildren(around(before, "‹"), ` step ${counted(step)} of ${tree.stage_name || `stage ${counted(stage)}`} `, around(after, "›"));
   const node = h("section", {class: "filling"},
     heading,
-    h("p", {class: "facts"}, SUMMARY.filter((name) => name in tree.metrics).map((name) => h("span", {}, `${name} `, h("b", {}, number(tree.metrics[name]))))),
+    h("p", {class: "facts"}, SUMMARY.filter((name) => name in tree.metrics).map((name) => h("span", {}, `${name} `, h("b", {}, short(tree.metrics[name]))))),
+    secondsBar(tree.metrics),
     tree.note && h("p", {class: "quiet"}, tree.note),
     h("p", {class: "facts"}, h("span", {}, `${count(tree.columns.index.length, "answer")} in ${count(groups.size, "group")}`), shareButtons(numbers, toggle)),
-    h("div", {class: "bar"}, what, sort, box), said, heads, list.node);
+    h("div", {class: "bar"}, what, sort, box), said, heads, list.node, table.node);
   head();
   refresh();
 
@@ -161,8 +176,8 @@ export async function stepView({run, parts, query, go, setQuery}) {
   }
 
   return {
-    title: `step ${counted(step)}`, node, parent: "#/", place: list.place, restore: list.restore,
-    keys: {...list.keys, "/": () => box.focus(), "[": () => before && go(`${here}/step/${before.join("/")}`), "]": () => after && go(`${here}/step/${after.join("/")}`)},
+    title: `step ${counted(step)}`, node, parent: "#/", place: () => shownList().place(), restore: (place) => shownList().restore(place),
+    keys: {...Object.fromEntries(Object.keys(list.keys).map((key) => [key, () => shownList().keys[key]()])), "/": () => box.focus(), "[": () => before && go(`${here}/step/${before.join("/")}`), "]": () => after && go(`${here}/step/${after.join("/")}`)},
     help: [["j k", "next, previous row"], ["l", "open it"], ["[ ]", "previous, next step"], ["/", "filter"]],
     update: async () => { // the next step may be there by now
       [before, after] = (await get(`runs/${run.number}/steps/${stage}/${step}`)).neighbours;
@@ -177,6 +192,17 @@ function shareButtons(numbers, toggle) {
     const share = mean(values.map((value) => (word.startsWith("-") ? 1 - value : value)));
     return h("button", {class: "chip", onclick: () => toggle(word), title: "filter by it"}, `${name} ${percent(share)}`);
   });
+}
+
+// Where a step's seconds went, as a bar of its parts; what is in no part is "other".
+function secondsBar(metrics) {
+  const whole = metrics.seconds;
+  const parts = Object.entries(metrics).filter(([name]) => /^seconds\/[^/]+$/.test(name)).map(([name, value]) => [name.slice(8), value]);
+  const rest = whole - sum(parts.map(([, value]) => value));
+  if (!(whole > 0) || !parts.length || rest < -0.01 * whole) return null;
+  const all = [...parts, ["other", Math.max(0, rest)]].filter(([, value]) => value > 0.01 * whole);
+  const words = all.map(([name, value]) => `${name} ${short(value)} s`);
+  return h("div", {class: "seconds-bar", role: "img", "aria-label": `seconds of the step: ${words.join(", ")}`}, all.map(([, value], place) => h("span", {class: `c${place % 6}`, title: words[place], style: {"flex-grow": String(value)}}, words[place])));
 }
 
 function groupHeads() {

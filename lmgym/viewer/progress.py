@@ -1,0 +1,94 @@
+"""How far a run is, in a line: its state, its steps, the time left, its newest numbers, and its reward as a curve."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from lmgym.core.errors import LmgymError
+from lmgym.core.files import read_text
+from lmgym.logs.doctor.examine import is_locked
+from lmgym.viewer.curves import ENDS, Table
+from lmgym.viewer.runs import RunRecords
+from lmgym.viewer.tail import inside
+
+POINTS = 40  # of the small curve
+RECENT = 20  # steps, of which the mean tells how long one takes
+LONGEST_SUMMARY = 2**20  # bytes
+
+
+def progress_tree(run: RunRecords) -> dict[str, Any]:
+    """State, steps, planned steps and seconds left (None: not known), the newest reward, the newest evaluation's first
+    number with its interval, and the reward as at most POINTS numbers.
+
+    Example: progress_tree(run)["state"] -> "running", "finished" or "unfinished"
+    """
+    curves = run.curves
+    train = curves.tables.get("train")
+    stages = run.recipe.get("stages")
+    planned = [steps_of(stages, number) for number in range(len(stages))] if isinstance(stages, list) else []
+    whole = sum(one for one in planned if one is not None) if planned and None not in planned else None
+    steps = sum(curves.clock.lengths.values())
+    state = state_of(run)
+    column = next((name for name in ("reward", "loss") if train is not None and name in train.columns), "")
+    values = train.column(column) if train is not None and column else np.array([])
+    values = values[~np.isnan(values)]
+    tree = {"state": state, "steps": steps, "planned": whole, "left": None, "metric": column, "began": _began(run)}
+    if state == "running" and whole is not None and train is not None and "seconds" in train.columns:
+        seconds = train.column("seconds")[-RECENT:]
+        known = seconds[~np.isnan(seconds)]
+        tree["left"] = float(known.mean()) * max(0, whole - steps) if len(known) else None
+    small = [float(own.mean()) for own in np.array_split(values, min(POINTS, len(values)))] if len(values) else []
+    return tree | {"curve": small, "held_out": _newest_evaluation(curves.tables)}
+
+
+def steps_of(stages: Any, stage: int) -> int | None:
+    """How many steps the recipe gives a stage; None if it does not say."""
+    try:
+        return int(stages[stage]["steps"])
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def state_of(run: RunRecords) -> str:
+    """ "running" while a process trains in the folder, "finished" if summary.json is about the newest step, else
+    "unfinished"."""
+    try:
+        if is_locked(inside(run.folder, ".lock")):
+            return "running"
+        after = json.loads(read_text(inside(run.folder, "summary.json"), LONGEST_SUMMARY))["after"]
+        train = run.curves.tables.get("train")
+        _, stage, step = train.places[-1] if train is not None and train.places else (0, 0, -1)
+        named = after["stage"] in (run.curves.stages.get(stage), None)
+        return "finished" if step < 0 or (named and after["step"] == step + 1) else "unfinished"
+    except (LmgymError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "unfinished"
+
+
+def _began(run: RunRecords) -> float | None:
+    """When the recipe was written, in seconds since 1970: a run begins with it."""
+    try:
+        return inside(run.folder, "recipe.yaml").stat().st_mtime
+    except (LmgymError, OSError):
+        return None
+
+
+def _newest_evaluation(tables: dict[str, Table]) -> dict[str, Any] | None:
+    """The first number of the split that was evaluated last, with its interval."""
+    known = [(table.places[-1], name) for name, table in tables.items() if name != "train" and table.places]
+    for _, name in sorted(known, reverse=True):
+        table = tables[name]
+        for metric in ("reward", *table.columns):
+            values = table.column(metric) if metric in table.columns else np.array([])
+            if metric == "count" or metric.endswith(ENDS) or not len(values) or np.isnan(values[-1]):
+                continue
+            ends = [table.column(metric + end)[-1] if metric + end in table.columns else np.nan for end in ENDS]
+            low, high = (None if np.isnan(end) else float(end) for end in ends)
+            return {
+                "name": metric,
+                "split": name.partition("/")[2],
+                "value": float(values[-1]),
+                "low": low,
+                "high": high,
+            }
+    return None
