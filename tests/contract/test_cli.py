@@ -492,18 +492,3 @@ def test_check_leaves_nothing_behind_and_takes_stages_and_runs(
     command("check", done)
     assert "stage train: GRPO on arithmetic" in capsys.readouterr().out
     assert sorted(path.name for path in done.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
-)
-def test_threads_that_wait_go_to_sleep_unless_the_user_says_how(
-    given: dict[str, str], kept: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    assert main(["recipes"]) == 0
-    assert os.environ.get("GOMP_SPINCOUNT") == kept
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
