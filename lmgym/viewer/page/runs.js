@@ -9,7 +9,7 @@ const SPARK_HEIGHT = 26;
 export async function runsView({runs, go}) {
   let lines = await get("list");
   const body = h("tbody");
-  const heads = ["run", "state", "reward", "", "held out", "steps", "model", "began"];
+  const heads = ["run", "state", "reward", "", "held out", "steps", "model", "date"];
   let selected = 0;
 
   function refresh() {
