@@ -1,4 +1,4 @@
-# make quickstart | first-model | test | fast | docs | lint | types | contracts | bench | torture
+# make quickstart | first-model | test | fast | docs | lint | types | contracts | bench | torture | release
 # Works with GNU make 3.81 (macOS) and later. pip reads its usual settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf).
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # worksteal gives each worker neighbouring tests, which share fixtures.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help quickstart first-model test fast lint types contracts docs docs-serve notebooks bench torture
+.PHONY: help quickstart first-model test fast lint types contracts docs docs-serve notebooks bench torture release
 
 help:
 	@echo "make quickstart   install lmgym into .venv and train a tiny model (about 3 minutes on two cores, after the download)"
@@ -24,6 +24,7 @@ help:
 	@echo "make docs-serve   build it and show it on http://localhost:8000"
 	@echo "make notebooks    run the notebooks of docs/notebooks"
 	@echo "make torture      what the tests try in short, at length (an hour or more); one part: make torture TORTURE=hangs"
+	@echo "make release      is this commit fit to be released? Builds it, installs the wheel into an empty environment, trains"
 	@echo "make bench        measure against other libraries, each in a virtual environment of its own (see benchmarks/);"
 	@echo "                  options for all of it: make bench BENCH='--rounds 7 --out bench.jsonl'"
 
@@ -67,6 +68,9 @@ notebooks: .venv/.lmgym-documented
 
 torture: .venv/.lmgym-developed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture $(TORTURE)
+
+release:
+	PYTHON=$(PYTHON) bash .ci/release
 
 bench: .venv/.lmgym-installed
 	@for table in grpo rollout ppo conversation growth gpu; do \

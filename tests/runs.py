@@ -168,7 +168,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one sentence that a command that cannot go on leaves on standard error, without its "lmgym: "."""
     assert main([str(argument) for argument in arguments]) == 1
-    said = capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines(keepends=True)
+    said = "".join(line for line in lines if not line.endswith(" ...\n"))  # those say what `check` is doing
     assert said.startswith("lmgym: ") and said.count("\n") == 1 and "Traceback" not in said, said
     return said.removeprefix("lmgym: ").strip()
 

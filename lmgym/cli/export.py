@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from lmgym.cli.recipes import quick_imports
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A run or one of its model folders, and where to write."""
@@ -16,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Write the model and print its folder."""
-    from lmgym.training.model_card import export
+    with quick_imports():
+        from lmgym.training.model_card import export
 
     print(export(Path(given.what), Path(given.to), given.overrides, given.merge, given.push, given.bf16))

@@ -11,15 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmgym import __version__
-from lmgym.config.packaged import hides_packaged
-from lmgym.core.errors import LmgymError
+from lmgym.config.packaged import hides_packaged, packaged_recipes
+from lmgym.config.schema_keys import recipe_keys
+from lmgym.core.errors import LmgymError, plain_warnings
 from lmgym.core.output import HarmlessOutput, surviving_output
+from lmgym.core.registry import suggest
 from lmgym.core.visible import visible
 
 EPILOG = """examples:
   lmgym train quickstart                                          a tiny model learns arithmetic in minutes
   lmgym recipes                                                   the recipes that come with lmgym
   lmgym recipes quickstart > my.yaml                              the beginning of your own
+  lmgym new my.yaml                                               five questions, and a recipe for your own data
   lmgym init my-project                                           a task, a reward, a recipe and tests of your own
   lmgym train my.yaml policy.device=cuda steps=200
   lmgym train quickstart runs.seeds=[0,1,2]                       three seeds and a table over them
@@ -44,7 +47,7 @@ FIRST_STEPS = """lmgym trains language models by reinforcement learning. What to
 
   lmgym train quickstart     train a tiny model: three minutes on two CPU cores
   lmgym view runs/           look at its curves, answers and tokens in the browser
-  lmgym recipes              other recipes that come with lmgym, and what each needs
+  lmgym new my.yaml          five questions, and a recipe for your own data
   lmgym init my-project      a task and a reward of your own, with a recipe that trains
   lmgym check my.yaml        what is wrong with a recipe, before it trains
 
@@ -58,16 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from lmgym.cli.completion import answer
 
         answer(_parser())
-    with surviving_output() as output:
+    with surviving_output() as output, plain_warnings():
         return _main(arguments, output)
 
 
 def _main(arguments: Sequence[str] | None, output: HarmlessOutput) -> int:
-    parser = _parser()
-    given, rest = parser.parse_known_args(arguments)
+    parser, words = _parser(), list(sys.argv[1:] if arguments is None else arguments)
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        parser.exit(2, f"lmgym: there is no command {visible(words[0])}; {_meant(words[0])}\n")
+    given, rest = parser.parse_known_args(words)
     late = [word for word in rest if "=" in word and not word.startswith("-")]  # key=value after an option
     if rest != late or (late and not hasattr(given, "overrides")):
-        parser.error(f"unrecognised: {' '.join(word for word in rest if word not in late) or ' '.join(rest)}")
+        surplus = [word for word in rest if word not in late] or rest
+        sentence = _as_override(surplus, given) or f"unrecognised: {' '.join(surplus)}"
+        parser.exit(2, f"lmgym: {visible(sentence)}\n")
     # argparse leaves positional words after an option; overrides may come anywhere.
     if late:
         given.overrides = [*given.overrides, *late]
@@ -90,6 +97,23 @@ def _main(arguments: Sequence[str] | None, output: HarmlessOutput) -> int:
         return 130
 
 
+def _meant(word: str) -> str:
+    """What to write instead of a command that there is not."""
+    if word in packaged_recipes() or Path(word).exists():
+        return f"to train {visible(word)}, write: lmgym train {visible(word)}"
+    return suggest(word, COMMANDS)
+
+
+def _as_override(words: Sequence[str], given: argparse.Namespace) -> str | None:
+    """For an option that is a key of recipes, how that is written; None for other words."""
+    name, _, value = words[0].lstrip("-").partition("=")
+    name, value = name.replace("-", "_"), value or next((word for word in words[1:] if word[0] != "-"), "VALUE")
+    keys = [key for key in recipe_keys({}) if f".{key}".endswith(f".{name}")] if words[0].startswith("--") else []
+    if not keys or not hasattr(given, "overrides"):
+        return None
+    return f"there is no option {words[0]}; keys of a recipe are written without dashes: {min(keys, key=len)}={value}"
+
+
 def _run(given: argparse.Namespace) -> int:
     """Run a command: once, or for each recipe that a configuration of RL4LMs is converted to."""
     for name in (getattr(given, argument, None) for argument in ("what", "first", "second")):
@@ -108,6 +132,10 @@ def _run(given: argparse.Namespace) -> int:
             from lmgym.compat.rl4lms.files import run_converted
 
             return run_converted(given, what)
+    if given.verb in ("train", "check"):
+        from lmgym.config.early import check_early
+
+        check_early(given.what, given.overrides)
     return int(given.run(given) or 0)
 
 
@@ -123,6 +151,7 @@ COMMANDS = {  # command: its module, and its help
     "export": ("export", "write a trained model for sharing, with its tokenizer and a model card"),
     "convert": ("convert", "print another system's configuration as a recipe"),
     "list": ("list", "list the names that recipes can use"),
+    "new": ("new", "ask five questions and write a recipe for your own data"),
     "init": ("init", "write a small project with a task and a reward of its own"),
     "recipes": ("packaged", "list the recipes that come with lmgym, or print one"),
     "completion": ("completion", "print what lets the Tab key of bash, zsh or fish complete lmgym's words"),

@@ -2,7 +2,9 @@
 
 import argparse
 import gc
+import os
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,11 +21,14 @@ if TYPE_CHECKING:
 @contextmanager
 def quick_imports() -> Iterator[None]:
     """Import torch and transformers in a fifth less time: without looking for garbage among new classes and functions.
+    Says that it does, since it takes seconds.
 
     Example:
         >>> with quick_imports():
         ...     from lmgym.training.loop import train
     """
+    if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
+        print("lmgym: loading PyTorch, which takes some seconds", file=sys.stderr, flush=True)
     collects = gc.isenabled()
     gc.disable()
     try:

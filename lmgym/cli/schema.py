@@ -2,6 +2,8 @@
 
 import argparse
 
+from lmgym.cli.recipes import quick_imports
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Plug-ins whose names the schema shall know too."""
@@ -10,9 +12,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Print the schema."""
-    from lmgym.config.json_schema import recipe_schema, written
-    from lmgym.core import registry
-    from lmgym.experiments.sweep import Runs
+    with quick_imports():
+        from lmgym.config.json_schema import recipe_schema, written
+        from lmgym.core import registry
+        from lmgym.experiments.sweep import Runs
 
     for plugin in given.plugin:
         registry.load_plugin(plugin)

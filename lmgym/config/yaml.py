@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from lmgym.core.errors import LONGEST_MESSAGE, LmgymError, reason, shortened
-from lmgym.core.files import read_text
+from lmgym.core.files import nearby, read_text
 from lmgym.core.registry import suggest
 from lmgym.core.visible import NOT_PLAIN, is_hidden
 
@@ -26,7 +26,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, LONGEST_RECIPE)
     except FileNotFoundError as error:
-        raise LmgymError(f"there is no recipe {path}") from error
+        raise LmgymError(f"there is no recipe {path}{nearby(path)}") from error
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null character
         why = getattr(error, "strerror", None) or error
         raise LmgymError(f"{path} is not a readable YAML file: {why}") from error

@@ -217,6 +217,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "judge_score": ("rewards.learned.judge", "a judge's expected score", "a model"),
         "judge_yes_no": ("rewards.learned.judge", "a judge's P(yes), mean over questions", "a model"),
         "endpoint_judge": ("rewards.learned.endpoint", "score or yes by a chat endpoint", "an endpoint"),
+        "endpoint_ranking": ("rewards.learned.ranking", "order of a group by a chat endpoint", "an endpoint"),
     },
     "post_processor": {"three_sentence_summary": ("rewards.text.sentences", "the first three sentences, a line each")},
     "row": {},  # functions of a row, for the keys `prompt` and `references` of task data

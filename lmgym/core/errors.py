@@ -1,11 +1,16 @@
 """The exception for mistakes that a user can correct, warnings, and foreign exceptions as short sentences."""
 
+import sys
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from lmgym.core.visible import visible_lines
 
 LONGEST_MESSAGE = 1000  # characters
+_warned: set[str] = set()  # the sentences of `warn`
 
 
 class LmgymError(Exception):
@@ -22,7 +27,27 @@ class LmgymError(Exception):
 
 def warn(sentence: str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
     """Python's warning with a sentence that may quote anything: what could steer a terminal is made visible."""
+    _warned.add(visible_lines(sentence))
     warnings.warn(visible_lines(sentence), category, stacklevel + 1)
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """In the body, the sentences of `warn` are printed as they are. Python would add a file, a line and some code; for
+    the warnings of libraries it still does."""
+    python = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+        if str(message) in _warned:
+            print(f"lmgym: {message}", file=sys.stderr)
+        else:
+            python(message, category, filename, lineno, *more)
+
+    warnings.showwarning = show  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.showwarning = python
 
 
 def shortened(text: str, limit: int = LONGEST_MESSAGE) -> str:

@@ -1,6 +1,7 @@
 """Files in folders that may be someone else's: read in bounded time and memory (no pipes, no devices, no endless
 lines), and written through no link. And the permissions of written ones."""
 
+import difflib
 import errno
 import io
 import os
@@ -8,11 +9,13 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import IO, BinaryIO
 
 LONGEST_LINE = 2**26  # bytes
 LONGEST_TEXT = 2**28
+MOST_BESIDE = 1000  # entries of a folder that are compared with a name
 HIDDEN = ".writing-"  # the beginning of the name of a file that is not whole yet
 
 
@@ -27,6 +30,17 @@ def open_regular(path: Path) -> BinaryIO:
     if stat.S_ISDIR(kind):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+
+
+def nearby(path: Path) -> str:
+    """The end of a sentence about a file or folder that is not there: one beside it that is nearly called so.
+
+    Example: nearby(Path("runs/qiuckstart")) -> "; did you mean runs/quickstart?" """
+    with suppress(OSError, ValueError), os.scandir(path.parent) as entries:
+        names = [entry.name for entry in islice(entries, MOST_BESIDE)]
+        if near := difflib.get_close_matches(path.name, names, n=1, cutoff=0.7):
+            return f"; did you mean {path.parent / near[0]}?"
+    return ""
 
 
 def read_bytes(path: Path, most: int) -> bytes:

@@ -19,6 +19,7 @@ from lmgym.core import errors
 from lmgym.core.availability import availability_of
 from lmgym.core.builtins import BUILTIN, Entry
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import nearby
 from lmgym.core.well_known import about
 
 T = TypeVar("T")
@@ -116,7 +117,7 @@ def load_plugin(plugin: str) -> None:
     if plugin.endswith(".py"):
         path = Path(plugin)
         if not path.is_file():
-            raise LmgymError(f"plugins: there is no file {plugin}")
+            raise LmgymError(f"plugins: there is no file {plugin}{nearby(path)}")
         name = PLUGIN_FILE + path.stem
         if name in sys.modules:
             return
@@ -166,8 +167,9 @@ def _importing(wanted_as: str, module_name: str, *folders: Path) -> Iterator[Non
         raise
     except ModuleNotFoundError as error:
         where = "".join(f"{folder} and " for folder in folders if folder != Path.cwd())
+        near = nearby(Path(f"{error.name}.py").absolute())  # a file of a like name, here
         raise LmgymError(
-            f"{wanted_as}: there is no module '{error.name}' (looked in {where}the current folder too)"
+            f"{wanted_as}: there is no module '{error.name}' (looked in {where}the current folder too){near}"
         ) from error
     except BaseException as error:  # SystemExit, too
         if module_name.startswith("lmgym."):

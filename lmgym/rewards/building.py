@@ -109,6 +109,10 @@ def _check_tokens(function: Callable[..., Any], options: Mapping[str, Any], key:
         for option in ("shaping", "each_turn", "normalise", "strip_thinking", "post_process", "correct_is_one"):
             if options.get(option):
                 raise LmgymError(f"key '{key}.{option}': this reward pays token by token of itself; leave it out")
+    if getattr(function, "compares", False):
+        for option in ("shaping", "each_turn", "correct_is_one"):
+            if options.get(option):
+                raise LmgymError(f"key '{key}.{option}': this reward compares whole answers to a prompt; leave it out")
     if options.get("normalise") and (options.get("shaping") or options.get("each_turn")):
         raise LmgymError(f"key '{key}.normalise' is for a reward of whole answers; leave out shaping and each_turn")
     if options.get("shaping") and options.get("each_turn"):

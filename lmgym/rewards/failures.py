@@ -24,18 +24,19 @@ def too_many(name: str, messages: Sequence[str], most: int) -> str:
 def values_or_failures(
     name: str,
     call: Callable[[Sequence[Episode], float | None], list[Value | Failure]],
-    episodes: Sequence[Episode],
+    units: Sequence[Sequence[Episode]],
     timeout: float | None,
     most: int,
 ) -> list[Value | Failure]:
-    """What `call(episodes, timeout)` returns for each episode, and a Failure where it fails for that one alone.
+    """What `call(episodes, timeout)` returns for each episode of all units, and Failures where it fails for a unit
+    alone: a single episode, or the answers to a prompt that a reward compares.
 
-    A call that fails is repeated for each half of its episodes, down to single ones. A part has the same part of the
+    A call that fails is repeated for each half of its units, down to single ones. A part has the same part of the
     `timeout`, LEAST_SECONDS at least, so that one answer without end costs about a second `timeout`. Raises LmgymError
     if more than `most` episodes fail; with 0 at once, without a search for the one that is to blame.
 
-    Example: values_or_failures("judge", lambda some, seconds: call_reward(judge, some, seconds), episodes, 60.0, 3)
-    -> [1.0, Failure("error", "reward 'judge' raised ..."), 0.0]"""
+    Example: values_or_failures("judge", lambda some, seconds: call_reward(judge, some, seconds), [[one], [other]],
+    60.0, 1) -> [1.0, Failure("error", "reward 'judge' raised ...")]"""
     failures = list[Failure]()
 
     def counted(found: Sequence[Failure]) -> None:
@@ -43,20 +44,20 @@ def values_or_failures(
         if len(failures) > most:
             raise LmgymError(too_many(name, [failure.message for failure in failures], most))
 
-    def judge(part: Sequence[Episode]) -> list[Value | Failure]:
-        seconds = timeout
-        if timeout is not None and len(part) < len(episodes):
-            seconds = min(timeout, max(timeout * len(part) / len(episodes), LEAST_SECONDS))
+    def judge(part: Sequence[Sequence[Episode]]) -> list[Value | Failure]:
+        seconds, episodes = timeout, [one for unit in part for one in unit]
+        if timeout is not None and len(part) < len(units):
+            seconds = min(timeout, max(timeout * len(part) / len(units), LEAST_SECONDS))
         try:
-            values = call(part, seconds)
+            values = call(episodes, seconds)
         except RewardFailed as error:
             if not most:
                 raise
             if len(part) > 1:
                 middle = len(part) // 2
                 return [value for half in (part[:middle], part[middle:]) for value in judge(half)]
-            values = [Failure("error", str(error))]
+            values = [Failure("error", str(error)) for _ in episodes]
         counted([value for value in values if isinstance(value, Failure)])
         return values
 
-    return judge(episodes)
+    return judge(units)

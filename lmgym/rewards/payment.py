@@ -7,6 +7,7 @@ from typing import Any
 from lmgym.processes.pool import Failure
 from lmgym.rewards.base import Reward, call_reward
 from lmgym.rewards.failures import values_or_failures
+from lmgym.rewards.groups import by_group, compares
 from lmgym.rewards.token_credit import rewards_by_token, rewards_by_turn
 from lmgym.types import Episode
 
@@ -25,9 +26,9 @@ def pay_reward(
             return rewards_by_turn(reward, some, seconds, tokenizer)
         return call_reward(reward, some, seconds, tokenizer)
 
-    for episode, value in zip(
-        played, values_or_failures(reward.name, ask, played, timeout, most_failures), strict=True
-    ):
+    units = by_group(played) if compares(reward) else [[episode] for episode in played]
+    values = values_or_failures(reward.name, ask, units, timeout, most_failures)
+    for episode, value in zip((one for unit in units for one in unit), values, strict=True):
         if isinstance(value, Failure):
             episode.reward_errors[reward.name] = value.message
             value = None

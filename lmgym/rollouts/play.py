@@ -14,6 +14,7 @@ from lmgym.envs.vector import Envs
 from lmgym.inference.base import Sampling
 from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.rewards.failures import too_many
+from lmgym.rewards.groups import compares
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import apply_rewards, collect_numbered, finished_episodes
 from lmgym.types import Episode, Example
@@ -85,6 +86,10 @@ def play_share(draw: Draw) -> dict[int, list[Episode]]:
     share = actor.ranks.share_groups(enumerate(draw.prompts), group=lambda numbered: numbered[1][0])
     played = collect_numbered(share, actor, draw.sampling, draw.key, draw.envs, background_scoring(draw.rewards))
     players = max((len(each) for each in played.values()), default=1)  # of a game: each has an answer of its own
+    if players > 1 and (several := [reward.name for reward in draw.rewards if compares(reward)]):
+        raise LmgymError(
+            f"reward '{several[0]}' compares answers to one prompt, and each player has prompts of its own"
+        )
     most = share_of(draw.rewards_failed, players * len(draw.prompts))
     apply_rewards([one for each in played.values() for one in each], draw.rewards, draw.timeout, actor.tokenizer, most)
     return played

@@ -5,6 +5,7 @@ the weights fit here, it samples once and reports lengths, stops, rewards, and a
 (planning/step_time.py).
 Findings that would spoil the run are marked with "!". It runs in one process, also for a run of several ranks."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -84,9 +85,15 @@ class Report:
         self.lines.append(f"! {text}")
         self.problems += 1
 
+    def doing(self, what: str) -> None:
+        """Print the lines so far, and on standard error what takes its time now."""
+        self.show()
+        print(f"lmgym: {visible(what)} ...", file=sys.stderr, flush=True)
+
     def show(self) -> None:
         """Print the lines, with all their words as one line each, and begin anew."""
-        print("\n".join(map(visible, self.lines)), flush=True)
+        if self.lines:
+            print("\n".join(map(visible, self.lines)), flush=True)
         self.lines.clear()
 
 
@@ -97,6 +104,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     report = Report()
     config.engine.kind.check_installed(config.engine)
     make_callbacks(config.callbacks)
+    report.doing("reading the data")
     data = load_data(config)
     _resumes(report, config, data, folder)
     model = read_model_info(config.policy)
@@ -105,11 +113,13 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     fits = _memory(memory, config, data, load)
     report.show()
     if load and fits:
+        report.doing("loading the model")
         policy = trained_policy(config, folder)
         if ranks > 1 and folder is None and policy.device.type == "cpu":
             torch.set_num_threads(threads_of_a_rank(config, ranks))
         _model(report, policy)
         report.note(engine_sentence(config.engine, choose_machine(config, folder)))
+        report.doing("comparing what is sampled and what is scored with the model's own pass")
         for proof in prove_policy(config.engine, policy, make_engine(config.engine, policy)):
             (report.note if proof.holds else report.warn)(proof.sentence)
         data = without_long(config, data, policy)
@@ -122,12 +132,14 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
         _cut(report, config, policy, held_out)
         for index, stage in enumerate(config.stages):
             report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
+            report.doing("sampling and scoring a few answers" if stage.source.samples else "reading a few answers")
             _rounding(report, policy, stage.optimizer.learning_rate)
             verdict = index == 0 or folder is not None
             tried = _stage(report, config, stage, data.training[index], policy, verdict)
             if stage.is_played:
                 memory.of_episodes(index, tried.episodes)
             if memory.backward_fits[index]:
+                report.doing("measuring how long a step takes")
                 _time(report, config, stage, policy, tried, ranks)
             else:
                 report.note("seconds of a step: not measured, since one process has no memory here for a backward pass")

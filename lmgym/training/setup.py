@@ -26,6 +26,7 @@ from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
 from lmgym.rewards.base import Reward, check_examples
 from lmgym.rewards.building import available_metrics, build_rewards
+from lmgym.rewards.groups import check_comparisons
 from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.players import Actor
 from lmgym.tasks.base import load_task
@@ -130,7 +131,9 @@ def load_data(config: Config) -> Data:
             stage.epochs = None
     for stage, examples in zip(config.stages, training, strict=True):
         if stage.source.samples:
-            check_examples(build_rewards(stage.rewards), first_of(examples))
+            rewards, required = build_rewards(stage.rewards), stage.algorithm.requirements
+            check_examples(rewards, first_of(examples))
+            check_comparisons(rewards, stage.algorithm.group_size, required.greedy or required.rival is not None)
     for examples in held_out.values():
         check_examples(held_out_rewards(config, config.stages[-1]), examples)
     return Data(training, held_out, list(dict.fromkeys(told)))

@@ -11,6 +11,7 @@ from typing import Any
 
 from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import nearby
 from lmgym.logs.records import METRICS, ROLLOUTS, TIMINGS
 from lmgym.logs.traces import trace as traces
 from lmgym.logs.traces.files import TRACES, pack_name, shard_name
@@ -172,7 +173,7 @@ def open_runs(folders: Sequence[Path]) -> list[RunRecords]:
     runs = []
     for folder in folders:
         if not folder.is_dir():
-            raise LmgymError(f"there is no run folder {folder}")
+            raise LmgymError(f"there is no run folder {folder}{nearby(Path(folder))}")
         name = folder.resolve().name
         members = sorted((path.parent for path in folder.glob(f"*/{METRICS}")), key=lambda path: natural(path.name))
         if (folder / METRICS).is_file() or not members:

@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lmgym import __version__
 from lmgym.cli.main import COMMANDS, main
 from lmgym.config.build import dump, load_config
+from lmgym.config.early import check_early
 from lmgym.core import registry
+from lmgym.core.errors import plain_warnings, warn
 from lmgym.types import Example
 from tests import rounding, runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
@@ -83,6 +86,92 @@ def test_lmgym_alone_names_five_commands_that_exist(capsys: pytest.CaptureFixtur
     named = re.findall(r"^  lmgym (\w+)", said, re.MULTILINE)
     assert len(named) == 5 and {*named} <= {*COMMANDS}
     assert len(said.splitlines()) <= 10 and "lmgym --help" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian", "x"], "there is no command trian; did you mean 'train'? Valid: check,"),
+        (["quickstart"], "there is no command quickstart; to train quickstart, write: lmgym train quickstart"),
+        (["train", "quickstart", "--steps", "5"], "keys of a recipe are written without dashes: steps=5"),
+        (["train", "quickstart", "--learning-rate=1e-4"], "written without dashes: optimizer.learning_rate=1e-4"),
+        (["check", "quickstart", "--group-size"], "written without dashes: algorithm.group_size=VALUE"),
+        (["train", "quickstart", "--fast"], "unrecognised: --fast"),
+        (["list", "--steps", "5"], "unrecognised: --steps"),
+    ],
+)
+def test_what_was_meant(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(*arguments)
+    told = capsys.readouterr().err
+    assert told.startswith("lmgym: ") and said in told and told.count("\n") == 1
+
+
+EARLY = """
+import sys
+from lmgym.cli.main import main
+status = main(sys.argv[1:])
+assert "torch" not in sys.modules
+sys.exit(status)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["quickstrat"], "there is no recipe quickstrat, here or among those of lmgym; did you mean 'quickstart'?"),
+        (["resipe.yaml"], "there is no recipe resipe.yaml; did you mean recipe.yaml?"),
+        (["quickstart", "stepz=3"], "quickstart: unknown key 'stepz'; did you mean 'steps'?"),
+        (["quickstart", "stages.rll.steps=3"], "there is no stage 'rll'; did you mean 'rl'?"),
+        (["quickstart", "algorithm=gpro"], "quickstart: unknown algorithm 'gpro'; did you mean 'grpo'?"),
+        (["recipe.yaml", "rewards={lenght: 1}"], "recipe.yaml: unknown reward 'lenght'; did you mean 'length'?"),
+        (["recipe.yaml", "plugins=[my_reward.py]"], "there is no file my_reward.py; did you mean my_rewards.py?"),
+        (["broken.yaml"], "broken.yaml:1: not valid YAML"),
+    ],
+)
+def test_typos_are_told_before_torch_is_imported(arguments: list[str], said: str, tmp_path: Path) -> None:
+    runs.write(tmp_path / "recipe.yaml")
+    (tmp_path / "my_rewards.py").touch()
+    (tmp_path / "broken.yaml").write_text("steps: [")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (runs.ROOT, *sys.path)))}
+    for verb in ("train", "check"):
+        words = [sys.executable, "-c", EARLY, verb, *arguments]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)
+        assert done.returncode == 1 and done.stdout == "", done.stderr
+        assert said in done.stderr and done.stderr.startswith("lmgym: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rewards={expand: true, values: [{words: 1}, {length: 1}]}",
+        "algorithm={name: {expand: true, values: [grpo, rloo]}}",
+        "runs={sweep: {algorithm.group_size: [2, 4]}}",
+        "rewards={mine: {reward: words}, tests.contract.test_cli:nobody: 1}",
+        "plugins=[a_module_that_may_register_gpro]",
+    ],
+)
+def test_what_only_the_whole_recipe_tells_is_not_refused_early(override: str) -> None:
+    check_early("gsm8k_grpo", [override] + ["algorithm=gpro"] * override.startswith("plugins"))
+
+
+def test_lmgyms_own_warnings_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    with plain_warnings(), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warn("the sky is low\x1b[31m")
+        assert capsys.readouterr().err == "lmgym: the sky is low␛[31m\n"
+        warnings.warn("of a library", UserWarning, stacklevel=1)
+        assert "lmgym" not in capsys.readouterr().err  # pytest keeps it
+
+
+def test_check_says_what_it_is_doing(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command("check", done)
+    told = capsys.readouterr().err.splitlines()
+    order = ["reading the data", "loading the model", "sampling and scoring a few answers", "measuring how long"]
+    found = [next(index for index, line in enumerate(told) if part in line) for part in order]
+    assert found == sorted(found) and all(line.startswith("lmgym: ") for line in told)
 
 
 def test_an_unknown_verb_or_option_is_a_mistake() -> None:
@@ -403,18 +492,3 @@ def test_check_leaves_nothing_behind_and_takes_stages_and_runs(
     command("check", done)
     assert "stage train: GRPO on arithmetic" in capsys.readouterr().out
     assert sorted(path.name for path in done.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
-)
-def test_threads_that_wait_go_to_sleep_unless_the_user_says_how(
-    given: dict[str, str], kept: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    assert main(["recipes"]) == 0
-    assert os.environ.get("GOMP_SPINCOUNT") == kept
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)

@@ -107,9 +107,9 @@ def test_those_to_blame_are_found_and_the_others_keep_their_values(count: int, b
             LmgymError,
             match=f"^reward 'mine' raised; it failed for {most + 1} answers, and rewards_failed allows {most}$",
         ):
-            values_or_failures("mine", call, episodes, 60.0, most)
+            values_or_failures("mine", call, [[one] for one in episodes], 60.0, most)
         return
-    found = values_or_failures("mine", call, episodes, 60.0, most)
+    found = values_or_failures("mine", call, [[one] for one in episodes], 60.0, most)
     assert {index for index, value in enumerate(found) if isinstance(value, Failure)} == guilty
     assert all(value == index for index, value in enumerate(found) if index not in guilty)
     assert len(calls) <= 1 + 2 * len(guilty) * (count - 1).bit_length()
@@ -123,7 +123,7 @@ def test_with_no_failure_allowed_the_first_one_is_raised_without_a_search() -> N
         raise RewardFailed("reward 'mine' raised")
 
     with pytest.raises(LmgymError, match="reward 'mine' raised"):
-        values_or_failures("mine", call, answers("a", "b"), 60.0, 0)
+        values_or_failures("mine", call, [answers("a"), answers("b")], 60.0, 0)
     assert calls == [2]
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import socket
 import threading
 import time
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmgym.core.errors import LmgymError
@@ -25,6 +28,7 @@ from lmgym.rewards.building import build_rewards
 from lmgym.rewards.learned.endpoint import endpoint_judge
 from lmgym.rewards.learned.judge import judge_score, judge_yes_no
 from lmgym.rewards.learned.judge_prompts import actions
+from lmgym.rewards.learned.ranking import endpoint_ranking, orders
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn
 from tests import learned_models as tiny
@@ -579,3 +583,68 @@ def test_an_endpoint_limits_itself() -> None:
     reward: Reward = build_rewards({"endpoint_judge": {"base_url": "http://localhost:1/v1", "model": "judge"}})[0]
     assert reward.function.limits_itself  # no alarm, whose seconds are for all texts together
     assert not getattr(judge_yes_no, "limits_itself", False)
+
+
+# A ranking
+
+
+def shown_in(body: dict[str, Any]) -> list[str]:
+    """The solutions of a question, in its order."""
+    return re.findall(r"^Solution [A-Z]:\n(.*)$", body["messages"][-1]["content"], re.MULTILINE)
+
+
+def ranked(server: Server, *groups: list[str], **arguments: Any) -> list[list[float | Failure | None]]:
+    quick = {"base_url": server.url, "model": "judge", "wait": 0.001, **arguments}
+    examples = [Example(f"a/{number}", f"question {number}") for number in range(len(groups))]
+    scored = [Episode(examples[n], n, 0, [Turn([], [], text=text)]) for n, group in enumerate(groups) for text in group]
+    values = iter(endpoint_ranking(scored, **quick))
+    return [[next(values) for _ in group] for group in groups]
+
+
+def test_an_order_is_read_and_equal_answers_are_shown_once(serve: Callable[..., Server]) -> None:
+    def by_length(number: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        letters = sorted(range(len(shown_in(body))), key=lambda place: -len(shown_in(body)[place]))
+        return said("<think>A or B?</think>A is short, I think.\n" + " > ".join("ABCD"[place] for place in letters))
+
+    server = serve(by_length)
+    assert ranked(server, ["aaa", "a", "aa", "a"], ["b", "bb"], ["c", "c"]) == [
+        [1.0, 0.0, 0.5, 0.0], [0.0, 1.0], [None, None],
+    ]  # fmt: skip
+    asked = [shown_in(body) for _, _, body in server.requests]
+    assert sorted(map(len, asked)) == [2, 2, 3, 3]
+    first, second = (own for own in asked if len(own) == 3)
+    assert first == second[::-1] and {*first} == {"a", "aa", "aaa"}
+
+
+@given(st.lists(st.text("xyz", min_size=1, max_size=3), min_size=2, max_size=6), st.integers(1, 5), st.randoms())
+def test_the_order_of_a_question_depends_on_the_texts_and_not_on_their_order(
+    group: list[str], repeats: int, chance: Any
+) -> None:
+    found, mixed = orders(group, EXAMPLE, repeats), chance.sample(group, len(group))
+    assert found == orders(mixed, EXAMPLE, repeats)
+    assert len(found) == (repeats if len({*group}) > 1 else 0)
+    assert all(sorted(one) == sorted({*group}) for one in found)
+    assert all(found[place] == found[place - 1][::-1] for place in range(1, len(found), 2))
+
+
+def test_a_judge_that_looks_at_the_place_alone_gives_all_the_same(serve: Callable[..., Server]) -> None:
+    server = serve(lambda number, body: said(" > ".join("ABCDEF"[: len(shown_in(body))])))
+    assert ranked(server, ["a", "b", "c"], ["d", "e", "f", "g"]) == [[0.5] * 3, [0.5] * 4]
+    once = ranked(server, ["a", "b", "c"], repeats=1)
+    assert sorted(once[0]) == [0.0, 0.5, 1.0]  # what the reversed order is for
+
+
+def test_a_reply_without_an_order_judges_nothing(serve: Callable[..., Server]) -> None:
+    replies = {"a": "B > A", "c": "A > A > B", "e": "the first one"}
+
+    def reply(number: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        return said(replies[min(shown_in(body))])
+
+    judged, *others = ranked(serve(reply), ["a", "b"], ["c", "d"], ["e", "f"], repeats=1)
+    assert sorted(judged) == [0.0, 1.0]
+    assert all("has no line with each of A, B once" in value.message for group in others for value in group)
+    with pytest.raises(LmgymError, match="orders 26 answers at most, and a group has 27"):
+        ranked(serve(reply), [str(number) for number in range(27)])
+    for name in ("repeats", "concurrency"):
+        with pytest.raises(LmgymError, match=rf"endpoint_ranking\.{name}' must be at least 1, not 0"):
+            ranked(serve(reply), ["a", "b"], **{name: 0})

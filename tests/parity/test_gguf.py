@@ -16,7 +16,8 @@ from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
 
 gguf = pytest.importorskip("gguf")
-WORDS = ["<eos>", *(chr(0x100 + n) if n < 33 else chr(n) for n in range(127)), "ab", "cd"]  # as GPT-2's bytes are written
+# As GPT-2's bytes are written.
+WORDS = ["<eos>", *(chr(0x100 + n) if n < 33 else chr(n) for n in range(127)), "ab", "cd"]
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 

@@ -68,7 +68,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
 NAMES = sorted(
     name
     for name, entry in registry.BUILTIN["reward"].items()
-    if entry.target.startswith("lmgym.rewards.learned.") and name != "endpoint_judge"
+    if entry.target.startswith("lmgym.rewards.learned.") and not name.startswith("endpoint_")
 )
 
 

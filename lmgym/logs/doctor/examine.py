@@ -13,6 +13,7 @@ from statistics import fmean as mean
 from typing import Any
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import nearby
 from lmgym.logs.doctor.facts import Answer, Facts, Record, answer_of_record, bounded, facts_of
 from lmgym.logs.doctor.history import History, Level, Sign
 from lmgym.logs.doctor.rules import LEVELS, RULES
@@ -261,7 +262,7 @@ def _name(history: History) -> str:
 def check_is_run(folder: Path) -> None:
     """Raise LmgymError unless this is the folder of a single run."""
     if not folder.is_dir():
-        raise LmgymError(f"there is no run folder {folder}")
+        raise LmgymError(f"there is no run folder {folder}{nearby(Path(folder))}")
     if (folder / METRICS).is_file():
         return
     members = sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))

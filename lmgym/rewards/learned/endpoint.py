@@ -59,7 +59,9 @@ def endpoint_judge(
     Raises LmgymError if the endpoint fails for the first `concurrency` requests.
 
     Example: endpoint_judge(["4"], [example], base_url="http://localhost:8000/v1", model="judge") -> [1.0]"""
-    endpoint = _endpoint(base_url, model, key_variable, options, seconds=seconds, wait=wait, retries=retries)
+    endpoint = judge_endpoint(
+        "endpoint_judge", base_url, model, key_variable, options, seconds=seconds, wait=wait, retries=retries
+    )
     check_template("endpoint_judge", template)
     if (read == "number" and not lowest < highest) or highest <= 0:
         raise LmgymError(f"key 'rewards.endpoint_judge.highest' is {highest}; it must be above 0 and above {lowest}")
@@ -71,7 +73,7 @@ def endpoint_judge(
         messages = judge_messages(system, template, Item(0, example, "", text), text)
         conversations.append(tuple((message["role"], clean(message["content"])) for message in messages))
     distinct = list(dict.fromkeys(conversations))
-    ask_one = _Patient(endpoint, min(concurrency, len(distinct)))
+    ask_one = PatientJudge(endpoint, min(concurrency, len(distinct)))
     replies = dict(zip(distinct, in_threads(ask_one, distinct, concurrency), strict=True))
     # Read the value of each reply.
     values = list[float | Failure]()
@@ -89,7 +91,7 @@ def endpoint_judge(
 endpoint_judge.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
 
 
-class _Patient:
+class PatientJudge:
     """Asks, and returns a Failure where that fails; but raises if none of the first `most` requests has worked."""
 
     def __init__(self, endpoint: Endpoint, most: int) -> None:
@@ -116,10 +118,11 @@ def _unread(endpoint: Endpoint, example: Example, expected: str, reply: str) -> 
     )
 
 
-def _endpoint(
-    base_url: str, model: str, key_variable: str | None, options: dict[str, Any] | None, **amounts: Any
+def judge_endpoint(
+    reward: str, base_url: str, model: str, key_variable: str | None, options: dict[str, Any] | None, **amounts: Any
 ) -> Endpoint:
-    prefix = "key 'rewards.endpoint_judge"
+    """The endpoint of a reward of this name. Raises LmgymError for an address, a key or an amount that cannot be."""
+    prefix = f"key 'rewards.{reward}"
     check_address(base_url, f"{prefix}.base_url'")
     for name, amount in amounts.items():
         if not (amount >= 0 and math.isfinite(amount)) or (name == "seconds" and amount == 0):
@@ -127,7 +130,7 @@ def _endpoint(
             raise LmgymError(f"{prefix}.{name}' is {amount}; it must be {bound} 0")
     key = read_key(key_variable, f"{prefix}.key_variable'")
     asked = {"temperature": 0, **(options or {})}
-    return Endpoint("reward 'endpoint_judge'", base_url.rstrip("/"), model, key, asked, **amounts)
+    return Endpoint(f"reward '{reward}'", base_url.rstrip("/"), model, key, asked, **amounts)
 
 
 def ask_endpoint(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:

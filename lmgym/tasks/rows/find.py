@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.files import open_regular
+from lmgym.core.files import nearby, open_regular
 from lmgym.tasks.rows import MissingSplit
 from lmgym.tasks.rows.formats import SUFFIXES
 from lmgym.tasks.rows.unpacked import ARCHIVES, PACKED, archive_of, exists, kind_of, members, readable
@@ -119,7 +119,7 @@ def _at(source: Source, path: Path, split: str, names: Sequence[str]) -> list[Pa
         if path.exists():
             with readable(path):
                 open_regular(path).close()  # says what it is instead
-        raise LmgymError(f"task.path: there is no file or folder {path}{_inside(path)}")
+        raise LmgymError(f"task.path: there is no file or folder {path}{_inside(path) or nearby(path)}")
     named = source.named or files != [path]
     holds = {
         file: split if named and _words(file) & set(names) else (split_named(file) if named else None) or "train"
