@@ -155,7 +155,7 @@ function axes(scale, stages) {
   for (const value of ticks(scale.begin, scale.end, Math.max(2, Math.floor(scale.width / 90)))) {
     parts.push(svg("text", {class: "tick middle", x: scale.x(value), y: HEIGHT - 6}, number(value)));
   }
-  parts.push(svg("text", {class: "tick end", x: LEFT - 12, y: HEIGHT - 6}, "step"));
+  parts.push(svg("text", {class: "tick axis", x: LEFT - 12, y: HEIGHT - 6}, "step"));
   for (const stage of stages.slice(1)) {
     const x = scale.x(stage.start + 0.5); // behind the last step of the stage before
     if (x < LEFT || x > scale.width - RIGHT) continue;
