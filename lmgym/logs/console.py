@@ -105,6 +105,7 @@ class Console:
         self._held_out: tuple[str, float] | None = None
         self._warnings: set[str] = set()
         self._live: Live | None = None
+        self._passing = False  # what the live line says is about what is being done now, and goes when that is over
 
     def stage(self, name: str, index: int, total: int) -> None:
         """Announce a stage; `index` counts from 0."""
@@ -129,6 +130,7 @@ class Console:
         words = status(record, step, steps, seconds_left, self._held_out)
         if self._warnings:
             words.append(f"{len(self._warnings)} warning" + "s" * (len(self._warnings) > 1))
+        self._passing = False
         self._show_line(words)
         if last:
             self._finish_line()
@@ -212,7 +214,17 @@ class Console:
 
     def say(self, sentence: str, style: str = "") -> None:
         """Print a line above the live line, neither wrapped nor shortened (so that a path can be copied)."""
+        if self._passing:
+            self._finish_line()
         self._print(self._text(shortened(sentence), style), soft_wrap=True)
+
+    def doing(self, what: str, line: bool = False) -> None:
+        """Say what takes its time now: on a terminal in the live line, elsewhere only as a `line` of its own."""
+        if self._terminal:
+            self._show_line([f"{what} ..."])
+            self._passing = True
+        elif line:
+            self.say(f"{what} ...")
 
     def _line(self, text: str, style: str = "") -> None:
         """Print a line as it is, of any length."""
@@ -257,8 +269,9 @@ class Console:
 
     def _finish_line(self) -> None:
         if self._live is not None:
+            self._live.transient = self._passing
             self._live.stop()
-            self._live = None
+            self._live, self._passing = None, False
 
     def _text(self, content: str, style: str = "") -> Text:
         known = visible(content).encode(self._encoding, "replace").decode(self._encoding)

@@ -122,6 +122,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     result = Evaluation({}, [])
     if stage.algorithm.requirements.makes_policy:  # a reward model answers nothing
         run.renew_engine()
+        run.console.doing(f"answering {len(examples)} prompts of the {split} split")
         how = (seed, section.samples, config.reward_timeout, section.best_of, config.rewards_failed)
         result = evaluate(examples, stage.actor, sampling, rewards, stage.held_out_envs, *how)
     results = dict(result.results)

@@ -62,9 +62,11 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
         with chdir("."):
             callbacks = make_callbacks(config.callbacks) if ranks.first else Callbacks()
         begun = Begun(folder, lock, *find_progress(folder, len(config.stages), console.warn))
+        console.doing("reading the data, and loading the model", line=True)
         loaded = load(config, begun, ranks, console.say)
         engine = open_engine(config.engine, config.stages, loaded, folder, console.warn, ranks)
         try:
+            console.doing("comparing what is sampled and what is scored with the model's own pass", line=True)
             limits = prove(config.engine, loaded, engine, console.say)
             loaded = replace(loaded, policy=loaded.policy.but(ranks=ranks))
             if begun.weights is not None:
@@ -74,6 +76,7 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
             engine.close()
             raise
     except BaseException:
+        console.close()
         if lock is not None:
             lock.close()
         raise

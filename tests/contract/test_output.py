@@ -145,6 +145,24 @@ def test_a_console_that_cannot_print_says_so_once_and_goes_on(capsys: pytest.Cap
     )
 
 
+def test_what_is_being_done_stands_in_the_live_line_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal it is shown and wiped again; a file gets it only as a line of its own."""
+    monkeypatch.setenv("TERM", "xterm")
+    read, write = os.openpty()
+    with open(write, "w") as terminal, Console(terminal) as console:
+        console.doing("loading the model")
+        console.say("proof: fine")
+        shown = os.read(read, 10_000).decode()
+    os.close(read)
+    before, wiped, after = shown.rpartition("\x1b[1A\x1b[2K")
+    assert "loading the model ..." in before and wiped and after.strip() == "proof: fine"
+    file = io.StringIO()
+    with Console(file) as console:
+        console.doing("loading the model", line=True)
+        console.doing("answering 200 prompts")
+    assert file.getvalue() == "loading the model ...\n"
+
+
 def test_output_survives_a_closed_pipe_and_half_a_surrogate_pair() -> None:
     read, write = os.pipe()
     with open(write, "w", encoding="utf-8") as stream:
