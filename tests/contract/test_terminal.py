@@ -188,6 +188,8 @@ COMMAND_LINES: dict[str, list[tuple[int, str]]] = {  # the exit status, and the 
     "convert": [(0, "rl4lms|{rl4lms}")],
     "list": [(0, "--plugin|{folder}/hostile.py"), (0, "task|--json|--plugin|{folder}/hostile.py")],
     "init": [(0, "{folder}/project{name}")],
+    "new": [(1, "{folder}/new{name}.yaml|--yes|data={folder}/none{name}"), (1, "{folder}/new.yaml|{hostile}=1")],
+    "completion": [(2, "{hostile}")],
     "recipes": [(0, ""), (1, "{hostile}")],
     "schema": [(0, "--plugin|{folder}/hostile.py"), (1, "--plugin|{hostile}")],
 }
@@ -211,7 +213,9 @@ def test_no_words_steer_the_terminal(
         assert status == expected and "Traceback" not in said, said
         assert raw(said) == [], said
     everything = "".join(said for *_, said in outputs)
-    assert any(sign in everything for sign in ("␛]52", "␛]0;", "\\u001b]52")), everything  # they came so far
+    assert any(sign in everything for sign in ("␛]52", "␛]0;", "\\u001b]52", "\\x1b]52")), (
+        everything
+    )  # they came so far
 
 
 @pytest.mark.slow

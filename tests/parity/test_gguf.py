@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
 from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.models.gguf import PACKAGES, folder_of
@@ -141,7 +142,8 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(
     folder.mkdir()
     (folder / "a.gguf").write_bytes(b"GGUF" + bytes(100))
     recipe = runs.write(tmp_path / "recipe.yaml", policy={"model": str(folder), "device": "cpu"})
-    said = complaint(capsys, "train", recipe, f"out={tmp_path / 'run'}")
+    assert main(["train", str(recipe), f"out={tmp_path / 'run'}"]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]  # before it: that it is unpacked
     assert "policy.model: transformers cannot read" in said and "(a.gguf) as GGUF: " in said
     (folder / "b.gguf").write_bytes(b"")
     assert "holds 2 GGUF files (a.gguf, b.gguf ...); name one of them" in complaint(capsys, "train", recipe)
