@@ -130,6 +130,7 @@ def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         "is_available": True,
         "is_initialized": True,
         "is_bf16_supported": True,
+        "is_current_stream_capturing": False,
         "device_count": 1,
         "current_device": 0,
         "get_device_name": "Pretended",
