@@ -56,7 +56,7 @@ def parts(device: str, models: Sequence[str], sizes: Sequence[str]) -> list[Part
         Part(
             "step", "seconds of a step, graphs and flex on and off", 150, [*step, models[0], *sizes, "--only", *forms]
         ),
-        Part("tests", "what do the tests find?", 90, ["-m", "pytest", "-q", "-x", *tests], ["pytest", "xdist"]),
+        Part("tests", "what do the tests find?", 90, ["-m", "pytest", "-q", "-x", *tests], ["pytest"]),
         Part("trl", "seconds of TRL's step", 120, [*step, models[0], *sizes, "--here", "--only", *trl], ["trl"]),
         *[
             Part(f"step {name}", "a larger model", 120, [*step, name, *sizes, "--only", "lmgym-bf16-captured"])

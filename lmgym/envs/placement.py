@@ -57,8 +57,8 @@ def waits_side_by_side(make: Any) -> bool:
 
 
 def limits_itself(make: Any) -> bool:
-    """True for an environment with a key `seconds` of its own, which it watches itself."""
-    return "seconds" in getattr(make, "__dataclass_fields__", {})
+    """True for an environment that says so: its `seconds` are a key of its own, which it watches itself."""
+    return bool(getattr(make, "limits_itself", False))
 
 
 def unguarded_sentence(env: Mapping[str, Any]) -> str:

@@ -62,6 +62,7 @@ class AgentProgram(Section):
     ignored: list[str] = field(default_factory=list)
 
     workers = 0  # each episode is a process already
+    limits_itself = True  # `seconds` are the program's alone
 
     def __post_init__(self) -> None:
         super().__post_init__()

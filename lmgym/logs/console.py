@@ -97,7 +97,7 @@ class Console:
         self._rich = rich.console.Console(file=file, markup=False, emoji=False, highlight=False, quiet=quiet)
         self._encoding = getattr(file, "encoding", None) or "utf-8"
         self._told_of_loss = False
-        self._terminal = file.isatty() and self._rich.is_terminal and not self._rich.is_dumb_terminal
+        self._terminal = not quiet and file.isatty() and self._rich.is_terminal and not self._rich.is_dumb_terminal
         self._every_seconds = every_seconds
         self._clock = clock
         self._shown_at = -math.inf

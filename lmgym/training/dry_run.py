@@ -5,30 +5,21 @@ the weights fit here, it samples once and reports lengths, stops, rewards, and a
 (planning/step_time.py).
 Findings that would spoil the run are marked with "!". It runs in one process, also for a run of several ranks."""
 
-import sys
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.core.visible import visible
 from lmgym.envs.placement import make_envs, unguarded_sentence
 from lmgym.inference.in_process import make_engine
-from lmgym.logs.records import environment_numbers
 from lmgym.models.load import read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.rounding import share_seen_by_nearest
-from lmgym.rewards.base import Reward
 from lmgym.rewards.building import build_rewards
-from lmgym.rewards.check import why_never_paid
 from lmgym.rollouts.play import Draw
-from lmgym.rollouts.rollout import groups_of
 from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import answer_ids, decoder_answer_ids, start_ids, template_notes
 from lmgym.text.template import NO_TOOLS
@@ -36,10 +27,12 @@ from lmgym.training.callbacks import make_callbacks
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import choose_machine
 from lmgym.training.opening import progress_of
+from lmgym.training.planning.answer_report import report_answers, report_rewards
 from lmgym.training.planning.lengths import without_long
 from lmgym.training.planning.memory_report import Memory, teacher_shapes
 from lmgym.training.planning.preflight import check_fit, check_model, cut_prompts
 from lmgym.training.planning.prompt_report import about_prompts, lost_tools, prompt_as_read
+from lmgym.training.planning.report import Report
 from lmgym.training.planning.step_time import (
     Measured,
     Sampled,
@@ -64,37 +57,6 @@ from lmgym.types import Episode, Example
 
 EXAMPLES = 8
 GROUP = 4  # answers per prompt where the algorithm itself asks for fewer
-
-
-@dataclass
-class Report:
-    """Lines to print; `problems` counts those that would spoil the run.
-
-    Example:
-        >>> report = Report(); report.note("prompts: 20 tokens"); report.warn("no answer ended"); report.problems
-        1
-    """
-
-    lines: list[str] = field(default_factory=list)
-    problems: int = 0
-
-    def note(self, text: str) -> None:
-        self.lines.append(f"  {text}")
-
-    def warn(self, text: str) -> None:
-        self.lines.append(f"! {text}")
-        self.problems += 1
-
-    def doing(self, what: str) -> None:
-        """Print the lines so far, and on standard error what takes its time now."""
-        self.show()
-        print(f"lmgym: {visible(what)} ...", file=sys.stderr, flush=True)
-
-    def show(self) -> None:
-        """Print the lines, with all their words as one line each, and begin anew."""
-        if self.lines:
-            print("\n".join(map(visible, self.lines)), flush=True)
-        self.lines.clear()
 
 
 def check(config: Config, folder: Path | None = None, load: bool = True, ranks: int = 1) -> int:
@@ -231,29 +193,9 @@ def _stage(
     episodes = source.episodes(draw)
     _prompts(report, config, stage, policy, few, episodes)
     if source.samples:
-        _answers(report, stage, episodes, verdict=verdict)
-        _never_paid(report, rewards, episodes, config.reward_timeout, policy.tokenizer)
+        report_answers(report, stage, episodes, verdict=verdict)
+        report_rewards(report, rewards, episodes, config.reward_timeout, policy.tokenizer)
     return Sampled(episodes, len(prompts), engine.seconds)
-
-
-def _never_paid(
-    report: Report, rewards: Sequence[Reward], episodes: Sequence[Episode], timeout: float, tokenizer: Any
-) -> None:
-    """Report rewards that were 0 for all answers; as a warning where a mistake was found that explains it."""
-    answered = [episode for episode in episodes if episode.turns]
-    for reward in rewards:
-        unjudged = [episode for episode in answered if episode.reward_components[reward.name] is None]
-        if unjudged:
-            errors = [one.reward_errors[reward.name] for one in unjudged if reward.name in one.reward_errors]
-            why = f"; {len(errors)} went wrong, the first: {errors[0]}" if errors else ""
-            say = report.warn if why else report.note
-            say(f"reward '{reward.name}' did not judge {len(unjudged)} of {len(answered)} answers{why}")
-    silent = [one for one in rewards if all(episode.reward_components[one.name] == 0 for episode in answered)]
-    for reward in silent if answered else ():
-        if why := why_never_paid(reward, answered, timeout, tokenizer):
-            report.warn(f"reward '{reward.name}' was 0 for all {len(answered)} answers, and {why}")
-        else:
-            report.note(f"reward '{reward.name}' was 0 for all {len(answered)} answers")
 
 
 def _time(report: Report, config: Config, stage: Stage, policy: Policy, tried: Sampled, ranks: int) -> None:
@@ -316,43 +258,3 @@ def _prompts(
         if max(references) > stage.sampling.max_new_tokens:
             report.warn(f"a reference has {max(references)} tokens, more than sampling.max_new_tokens "
                         f"({stage.sampling.max_new_tokens}): right answers would be cut off")  # fmt: skip
-
-
-def _answers(report: Report, stage: Stage, episodes: list[Episode], verdict: bool) -> None:
-    """Report how the answers end and what they earn; as a warning only if no earlier stage trains the model first."""
-    complain = report.warn if verdict else report.note
-    if not verdict:
-        report.note("(what follows is of the model before the stages ahead of this one have trained it)")
-    count = len(episodes)
-    unended = sum(episode.truncated and not episode.terminated for episode in episodes) / count  # others are moves
-    fixed = stage.sampling.min_new_tokens == stage.sampling.max_new_tokens  # then they are meant to be
-    stops = Counter(turn.stop for episode in episodes for turn in episode.turns)
-    turns, moves = stops.total(), any(episode.terminated for episode in episodes)
-    spoiled = f"; {unended:.0%} of {count} episodes never came to an end" if moves or turns > count else ""
-    said = f"answers cut off at max_new_tokens: {stops['length'] / max(turns, 1):.0%} of {turns}{spoiled}"
-    (complain if unended > 0.5 and stops["length"] and not fixed else report.note)(said)
-    if full := sum(episode.overflowed for episode in episodes):
-        say = complain if full > 0.1 * count else report.note
-        say(f"episodes that filled the model's context: {full} of {count}; fewer turns (env.max_turns), shorter texts "
-            "of the environment or a longer context would help")  # fmt: skip
-    if invalid := environment_numbers(episodes).get("invalid"):
-        valid = sum(number == 0 for number in invalid)
-        notes = [str(turn.info.get("reason")) for e in episodes for turn in e.turns if turn.info.get("invalid")]
-        why = f"; the first that was not: {notes[0]}" if notes else ""
-        (report.note if valid else complain)(f"valid actions: {valid} of {len(invalid)} sampled{why}")
-    judged = [episode for episode in episodes if episode.judged]
-    if not judged:
-        complain(f"no reward judged any of the {count} answers; a step without one ends the run")
-        return
-    mean = sum(episode.score for episode in judged) / len(judged)
-    values = sorted({round(episode.score, 4) for episode in judged})
-    report.note(f"reward: mean {mean:.3f}, from {values[0]} to {values[-1]}")
-    groups = groups_of(judged)
-    equal = sum(len({episode.score for episode in group}) == 1 for group in groups) / len(groups)
-    if stage.algorithm.group_size > 1 and equal == 1.0:
-        complain(f"in all {len(groups)} groups every answer earned the same: a group baseline would learn nothing; "
-                    "warm-start the model, or make the reward finer")  # fmt: skip
-    else:
-        report.note(f"groups whose answers all earned the same: {equal:.0%} of {len(groups)}")
-    shown = judged[0].text.strip().replace("\n", "⏎")[:100]
-    report.note(f"an answer: {shown!r} (reward {judged[0].score:.3f}, stopped by {judged[0].turns[-1].stop})")

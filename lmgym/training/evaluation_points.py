@@ -180,9 +180,9 @@ def _keep_best(stage: StageRun, results: dict[str, Interval]) -> None:
     metric = section.keep_best
     if metric is None:
         return
-    if metric not in results:
-        raise LmgymError(f"evaluation.keep_best is '{metric}'; {registry.suggest(metric, results)}")
-    evaluations, value = run.progress.evaluations, results[metric].mean
+    if (value := _value(stage, results, metric, "evaluation.keep_best")) is None:
+        return
+    evaluations = run.progress.evaluations
     sign = 1.0 if section.keep_best_mode == "max" else -1.0
     best = evaluations.get("best")
     if best is None or not best.get("comparable", True) or sign * value > sign * best["value"]:
@@ -196,10 +196,10 @@ def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:
     stop, state = stage.config.early_stop, stage.run.progress.evaluations
     if stop is None:
         return
-    if stop.metric not in results:
-        raise LmgymError(f"early_stop.metric is '{stop.metric}'; {registry.suggest(stop.metric, results)}")
+    if (mean := _value(stage, results, stop.metric, "early_stop.metric")) is None:
+        return
     sign = 1.0 if stop.mode == "max" else -1.0
-    value, best = sign * results[stop.metric].mean, state.get("early_best")
+    value, best = sign * mean, state.get("early_best")
     improved = best is None or value > best
     state["early_best"] = value if improved else best
     state["early_waited"] = 0 if improved else state["early_waited"] + 1
@@ -209,6 +209,20 @@ def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:
     if reached or tired:
         why = f"reached {stop.target}" if reached else f"did not improve {stop.patience} times"
         stage.run.console.say(f"stage {stage.config.name} ends after step {stage.step}: {stop.metric} {why}")
+
+
+def _value(stage: StageRun, results: dict[str, Interval], metric: str, key: str) -> float | None:
+    """The metric by which a `key` of the recipe decides; None, with a warning, if no answer of this evaluation was
+    judged by it. Raises LmgymError if no evaluation has it."""
+    if metric in results:
+        return results[metric].mean
+    reward = metric.partition("/")[0]
+    if f"unjudged/{reward}" not in results and not (reward == "reward" and "unjudged" in results):
+        raise LmgymError(f"{key} is '{metric}'; {registry.suggest(metric, results)}")
+    stage.run.console.warn(
+        f"evaluation after {stage.step} steps: {key} decides nothing, since '{metric}' has no answer"
+    )
+    return None
 
 
 def _answers(episodes: list[Episode]) -> list[dict[str, Any]]:

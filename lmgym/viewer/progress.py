@@ -1,20 +1,17 @@
 """How far a run is, in a line: its state, its steps, the time left, its newest numbers, and its reward as a curve."""
 
-import json
 from typing import Any
 
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.files import read_text
-from lmgym.logs.doctor.examine import is_locked
+from lmgym.logs.run_state import run_state
 from lmgym.viewer.curves import ENDS, Table
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.tail import inside
 
 POINTS = 40  # of the small curve
 RECENT = 20  # steps, of which the mean tells how long one takes
-LONGEST_SUMMARY = 2**20  # bytes
 
 
 def progress_tree(run: RunRecords) -> dict[str, Any]:
@@ -51,18 +48,15 @@ def steps_of(stages: Any, stage: int) -> int | None:
 
 
 def state_of(run: RunRecords) -> str:
-    """ "running" while a process trains in the folder, "finished" if summary.json is about the newest step, else
-    "unfinished"."""
+    """logs/run_state.py's word for it; "unfinished" for a folder whose files are links that lead out of it."""
+    train = run.curves.tables.get("train")
+    _, stage, step = train.places[-1] if train is not None and train.places else (0, 0, -1)
     try:
-        if is_locked(inside(run.folder, ".lock")):
-            return "running"
-        after = json.loads(read_text(inside(run.folder, "summary.json"), LONGEST_SUMMARY))["after"]
-        train = run.curves.tables.get("train")
-        _, stage, step = train.places[-1] if train is not None and train.places else (0, 0, -1)
-        named = after["stage"] in (run.curves.stages.get(stage), None)
-        return "finished" if step < 0 or (named and after["step"] == step + 1) else "unfinished"
-    except (LmgymError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        for name in (".lock", "summary.json"):
+            inside(run.folder, name)
+    except LmgymError:
         return "unfinished"
+    return run_state(run.folder, run.curves.stages.get(stage), step + 1)
 
 
 def _began(run: RunRecords) -> float | None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lmgym.algorithms.requirements import Requirements
 from lmgym.core.errors import LmgymError
+from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, rollout_record
 from lmgym.processes.pool import Failure
 from lmgym.rewards.base import Reward, call_reward
@@ -300,6 +301,19 @@ def test_a_step_in_which_nothing_is_judged_is_drawn_again(tmp_path: Path) -> Non
     assert folder.is_dir()
     with pytest.raises(LmgymError, match="step 1: no reward judged any of its 64 answers"):
         runs.run(tmp_path / "none", rewards={f"{HERE}:nothing": 1.0}, **once)
+
+
+def test_an_evaluation_that_judged_nothing_decides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the best model nor an early end, and the run goes on."""
+    name = f"{HERE}:nothing"
+    rewards = runs.TINY["rewards"] | {name: 1.0}
+    by = {"evaluation": {"every": 2, "examples": 4, "keep_best": name}, "early_stop": {"metric": name, "patience": 1}}
+    folder = runs.run(tmp_path / "run", Console(), rewards=rewards, **by)
+    trained = [record for record in runs.records(folder / "metrics.jsonl") if record["kind"] == "train"]
+    assert len(trained) == 6 and not (folder / "best").exists()
+    said = capsys.readouterr().out
+    for key in ("evaluation.keep_best", "early_stop.metric"):
+        assert f"{key} decides nothing, since '{name}' has no answer" in said
 
 
 @pytest.mark.processes

@@ -4,7 +4,6 @@
 while it trains; `examine` does it with the records of a run folder, so both find the same at the same step.
 docs/doctor.md has the table of the rules: thresholds with their reasons, remedies, and the runs that prove them."""
 
-import fcntl
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,8 @@ from lmgym.core.files import nearby
 from lmgym.logs.doctor.facts import Answer, Facts, Record, answer_of_record, bounded, facts_of
 from lmgym.logs.doctor.history import History, Level, Sign
 from lmgym.logs.doctor.rules import LEVELS, RULES
-from lmgym.logs.records import METRICS, ROLLOUTS, at_once, read_records
+from lmgym.logs.records import METRICS, ROLLOUTS, read_records
+from lmgym.logs.run_state import run_state
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,9 @@ def examine(folder: Path, recipe: Mapping[str, Any]) -> Diagnosis:
         watch.close()
     histories = [watch.history for _, watch in sorted(watches.items())]
     findings = [finding for watch in watches.values() for finding in watch.findings.values()]
-    state = _state(folder, histories)
+    trained = [history for history in histories if len(history)]
+    stage, steps = (trained[-1].facts.name, trained[-1].steps[-1] + 1) if trained else (None, 0)
+    state = run_state(folder, stage, steps)
     if state == "unfinished" and (early := _ended_early(folder, recipe, histories)):
         findings.append(early)
     findings.sort(key=lambda found: (LEVELS.index(found.level), not found.held, found.stage, found.step))
@@ -195,32 +197,6 @@ def _precision(folder: Path) -> str:
         return str(json.loads((folder / "machine.json").read_text(encoding="utf-8"))["compute"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-
-
-def _state(folder: Path, histories: Sequence[History]) -> str:
-    """Finished: summary.json is about the last step that was recorded."""
-    if is_locked(folder / ".lock"):
-        return "running"
-    try:
-        after = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["after"]
-        stage, step = after["stage"], after["step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "unfinished"
-    trained = [history for history in histories if len(history)]
-    last = trained[-1] if trained else None
-    return "finished" if last is None or (stage == last.facts.name and step == last.steps[-1] + 1) else "unfinished"
-
-
-def is_locked(path: Path) -> bool:
-    """True if another process trains in the folder of this lock."""
-    try:
-        with open(path, opener=at_once) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a folder of an older version has no lock
-        return False
-    return False
 
 
 def _ended_early(folder: Path, recipe: Mapping[str, Any], histories: Sequence[History]) -> Finding | None:

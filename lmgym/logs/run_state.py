@@ -1,0 +1,38 @@
+"""Whether a run folder is one of a run that trains now, is finished, or has stopped on its way."""
+
+import fcntl
+import json
+from pathlib import Path
+
+from lmgym.core.errors import LmgymError
+from lmgym.core.files import read_text
+from lmgym.logs.records import at_once
+
+LONGEST_SUMMARY = 2**24  # bytes of summary.json
+
+
+def run_state(folder: Path, stage: str | None, steps: int) -> str:
+    """ "running" while another process trains in the folder; "finished" if its summary.json is about the last stage
+    that was recorded (None: it has no name) after so many `steps`, 0 if nothing was trained; else "unfinished".
+
+    Example: run_state(Path("runs/quickstart"), "rl", 400) -> "finished" """
+    if is_locked(folder / ".lock"):
+        return "running"
+    try:
+        after = json.loads(read_text(folder / "summary.json", LONGEST_SUMMARY))["after"]
+        same = steps == 0 or (stage in (None, after["stage"]) and after["step"] == steps)
+    except (LmgymError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "unfinished"
+    return "finished" if same else "unfinished"
+
+
+def is_locked(path: Path) -> bool:
+    """True if another process trains in the folder of this lock."""
+    try:
+        with open(path, opener=at_once) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a folder of an older version has no lock
+        return False
+    return False
