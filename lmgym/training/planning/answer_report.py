@@ -56,7 +56,7 @@ def report_answers(report: Report, stage: Stage, episodes: list[Episode], verdic
 def report_rewards(
     report: Report, rewards: Sequence[Reward], episodes: Sequence[Episode], timeout: float, tokenizer: Any
 ) -> None:
-    """Report unjudged answers, and rewards that were 0 for all: as a warning, if a mistake that explains it was found."""
+    """Report unjudged answers, and rewards that were 0 for all: as a warning, if a mistake explains it."""
     answered = [episode for episode in episodes if episode.turns]
     for reward in rewards:
         unjudged = [episode for episode in answered if episode.reward_components[reward.name] is None]
