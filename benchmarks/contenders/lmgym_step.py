@@ -45,10 +45,14 @@ DEFAULTS = {
     "captured": False,  # decoding steps as CUDA graphs
     "epochs": 1,
     "tokens_per_forward": None,  # lmgym's default
+    "activation_checkpointing": False,
     "turns": 1,  # of each conversation; each has `new_tokens` new ones
     "heard": 0,  # tokens of what the environment answers to a turn
     "threads": 2,
 }
+POLICY = (  # of these, what the recipe's policy section takes
+    "compute", "device", "products", "attention", "tokens_per_forward", "activation_checkpointing", "lora_rank",
+)  # fmt: skip
 
 
 @register("task", "benchmark_prompts")
@@ -99,9 +103,7 @@ def config_of(folder: Path, workload: workloads.Workload, settings: dict[str, An
     hyperparameters and reference model."""
     algorithm = {"name": settings["algorithm"], "group_size": workload.completions}
     policy = {"model": str(folder / "model")}
-    policy |= {
-        key: settings[key] for key in ("compute", "device", "products", "attention", "tokens_per_forward", "lora_rank")
-    }
+    policy |= {key: settings[key] for key in POLICY}
     if settings["algorithm"] == "ppo":
         algorithm["preset"] = "trl"  # kl_coefficient 0.05
         policy["critic"] = settings["critic"]

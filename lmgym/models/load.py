@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
 
 from lmgym.core import seeds
-from lmgym.core.constraints import NonNegativeFloat, PositiveInt
+from lmgym.core.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub
 from lmgym.core.model_folder import cannot_load, check_no_adapters
@@ -87,6 +87,9 @@ class PolicySection(Section):
     Default: 4,096 on a CPU, where more are no faster, and 16,384 elsewhere."""
     activation_checkpointing: bool = field(default=False, metadata=RECORDED)
     """Compute each layer again in backward: less memory, the time of one more forward pass, the same gradients."""
+    memory_gib: PositiveFloat | None = field(default=None, metadata=RECORDED)
+    """A budget. Before it begins, a run chooses the two above and engine.rows so that it stays below, by the estimate
+    of `lmgym check`, or says what the least would be. What the recipe names is not exceeded (docs/models.md)."""
     path: Literal["auto", "fast", "plain"] = field(default="auto", metadata=RECORDED)
     """fast: packed rows and lmgym's own KV cache; plain: Hugging Face's padded pass; auto: fast, if a trial at load
     shows that it agrees with the model's own pass (docs/models_proof.md)."""

@@ -6,6 +6,7 @@ the weights fit here, it samples once and reports lengths, stops, rewards, and a
 Findings that would spoil the run are marked with "!". It runs in one process, also for a run of several ranks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from lmgym.training.machine import choose_machine
 from lmgym.training.opening import progress_of
 from lmgym.training.planning.answer_report import report_answers, report_rewards
 from lmgym.training.planning.lengths import without_long
+from lmgym.training.planning.memory_plan import plan_sentence, within_memory
 from lmgym.training.planning.memory_report import Memory, teacher_shapes
 from lmgym.training.planning.preflight import check_fit, check_model, cut_prompts
 from lmgym.training.planning.prompt_report import about_prompts, lost_tools, prompt_as_read
@@ -71,6 +73,11 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     _resumes(report, config, data, folder)
     model = read_model_info(config.policy)
     check_model(config, data.training, model)
+    if config.policy.memory_gib is not None:
+        planned = within_memory(config, data.training, model.tokenizer, choose_machine(config, folder))
+        report.note(plan_sentence(planned))
+        policy_section, engine_section = planned.policy_section(config.policy), planned.engine_section(config.engine)
+        config = replace(config, policy=policy_section, engine=engine_section)
     memory = Memory(config, report, model.tokenizer, ranks)
     fits = _memory(memory, config, data, load)
     report.show()

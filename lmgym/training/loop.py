@@ -235,6 +235,8 @@ def step_record(stage: StageRun, episodes: list[Episode], batch: Batch, metrics:
         "tokens_per_second/update": float(batch.mask.sum()) / learning,
         "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
     }
+    if (budget := run.config.policy.memory_gib) is not None:
+        record["memory/budget_gib"] = budget
     if unlimited := [reward.name for reward in stage.rewards if reward.unlimited]:
         record["rewards_without_limit"] = unlimited
     if not stage.source.samples or not (stage.rewards or stage.algorithm.requirements.reward):

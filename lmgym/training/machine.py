@@ -13,11 +13,13 @@ import torch
 
 from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
+from lmgym.inference.kinds import EngineSection
 from lmgym.models.load import PolicySection
 from lmgym.training.checkpoints import checkpoint
 
 NAME = "machine.json"
 MOST_THREADS = 4096
+BUDGET = ("memory_gib", "tokens_per_forward", "activation_checkpointing", "rows")  # chosen together, or not at all
 USUAL_THREADS, THREADS_PER_PROCESSOR = 64, 4  # how many are accepted on any machine, and on large ones
 
 
@@ -39,6 +41,11 @@ class Machine:
     """Path of the policy ("fast", "plain"); None until it has been loaded."""
     prepacked: bool | None = None
     """Whether a CPU samples with weights laid out beforehand (models/device.py); None until the policy is loaded."""
+    memory_gib: Any = None
+    """The budget (`policy.memory_gib`) for which the next three were chosen; they are None without one."""
+    tokens_per_forward: int | None = None
+    activation_checkpointing: Any = None
+    rows: int | None = None
     python: str | None = None
     torch: str | None = None
     transformers: str | None = None
@@ -50,7 +57,15 @@ class Machine:
         """The policy section with the precision and the path of this run in place of "auto"."""
         compute = self.compute if section.compute == "auto" else None
         path = self.path if section.path == "auto" else None
-        return replace(section, compute=compute or section.compute, path=path or section.path)
+        section = replace(section, compute=compute or section.compute, path=path or section.path)
+        if self.memory_gib is None:
+            return section
+        tokens, again = self.tokens_per_forward, self.activation_checkpointing
+        return replace(section, tokens_per_forward=tokens, activation_checkpointing=again)
+
+    def engine_section(self, section: EngineSection) -> EngineSection:
+        """The engine section with the rows that were chosen for a budget of memory."""
+        return section if self.rows is None else replace(section, rows=self.rows)
 
     def write(self, folder: Path) -> None:
         """Write machine.json into a run folder."""
@@ -85,7 +100,13 @@ def _found_or_new(config: Config, folder: Path | None) -> Machine:
             raise ValueError(f"path is {known['path']!r:.60}")
         if not isinstance(known.get("prepacked"), bool | None):
             raise ValueError(f"prepacked is {known['prepacked']!r:.60}")
-        for name in ("unit", "generator_threads"):
+        if not isinstance(known.get("activation_checkpointing"), bool | None):
+            raise ValueError(f"activation_checkpointing is {known['activation_checkpointing']!r:.60}")
+        if not isinstance(known.get("memory_gib"), int | float | None):
+            raise ValueError(f"memory_gib is {known['memory_gib']!r:.60}")
+        if len({known.get(name) is None for name in BUDGET}) > 1:
+            raise ValueError(f"of {', '.join(BUDGET)} some are missing")
+        for name in ("unit", "generator_threads", "tokens_per_forward", "rows"):
             if not (known.get(name) is None or (type(known[name]) is int and known[name] > 0)):
                 raise ValueError(f"{name} is {known[name]!r:.60}")
         return _with_units(config, Machine(**{**known, "threads": config.threads or found["threads"]}))

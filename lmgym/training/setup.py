@@ -37,6 +37,7 @@ from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.opening import Begun, Loaded, find_progress, lock_begun, open_run
 from lmgym.training.planning.lengths import without_long
+from lmgym.training.planning.memory_plan import plan_sentence, within_memory
 from lmgym.training.planning.preflight import check_fit, check_model
 from lmgym.training.process_settings import check_process
 from lmgym.training.resuming import contents, fingerprint
@@ -64,10 +65,11 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
         begun = Begun(folder, lock, *find_progress(folder, len(config.stages), console.warn))
         console.doing("reading the data, and loading the model", line=True)
         loaded = load(config, begun, ranks, console.say)
-        engine = open_engine(config.engine, config.stages, loaded, folder, console.warn, ranks)
+        section = loaded.machine.engine_section(config.engine)
+        engine = open_engine(section, config.stages, loaded, folder, console.warn, ranks)
         try:
             console.doing("comparing what is sampled and what is scored with the model's own pass", line=True)
-            limits = prove(config.engine, loaded, engine, console.say)
+            limits = prove(section, loaded, engine, console.say)
             loaded = replace(loaded, policy=loaded.policy.but(ranks=ranks))
             if begun.weights is not None:
                 callbacks.load_state_dict(checkpoint.read_state(begun.weights).get("callbacks", {}))
@@ -91,6 +93,9 @@ def load(config: Config, begun: Begun, ranks: Ranks, say: Callable[[str], None])
     check_resumable(begun.weights, stands_on, begun.progress)  # another seed, algorithm or data is refused
     model = read_model_info(config.policy, begun.weights)
     check_model(config, data.training, model)
+    machine = within_memory(config, data.training, model.tokenizer, machine)
+    if machine.memory_gib is not None:
+        say(plan_sentence(machine))
     policy = load_weights(config.policy, config.seed, machine, begun.weights, model.tokenizer)
     policy.had_updates(begun.progress.version)
     data = without_long(config, data, policy)

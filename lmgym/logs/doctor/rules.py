@@ -63,6 +63,7 @@ RULES = (
     Rule("learning_rate_too_high", policy.learning_rate_too_high, has(*policy.TOO_HIGH), WINDOW),
     Rule("learning_rate_too_low", policy.learning_rate_too_low, has("reward"), policy.STILL_STEPS),
     Rule("unseen_updates", policy.unseen_updates, has("weights/seen"), WINDOW),
+    Rule("memory_budget", policy.memory_budget, has("memory/budget_gib"), 1),
     Rule("stale_rollouts", policy.stale_rollouts, has("version_lag"), WINDOW),
     Rule("slow_part", policy.slow_part, has("seconds"), WINDOW),
     Rule("invalid_actions", policy.invalid_actions, has("environment/invalid"), WINDOW, live=False),

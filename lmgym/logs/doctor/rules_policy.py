@@ -1,5 +1,6 @@
 """The doctor's rules about the policy, its updates and the time that they take (see examine.py)."""
 
+import math
 from statistics import fmean as mean
 from statistics import median_high as median  # a single odd step does not move it
 
@@ -186,6 +187,16 @@ def unseen_updates(history: History) -> Sign | None:
     what = f"{mean(seen):.0%} of the last updates was visible to a forward pass: bf16 rounds the rest of it away"
     remedy = "policy.rounding: stochastic, policy.compute: float32, or a higher optimizer.learning_rate"
     return Sign("moderate", what, remedy, "weights/seen", mean(seen), SEEN)
+
+
+def memory_budget(history: History) -> Sign | None:
+    """The run has taken more memory than `policy.memory_gib` allows: the estimate that chose its passes was too low."""
+    budget, peak = (history.columns.get(f"memory/{name}_gib", [math.nan])[-1] for name in ("budget", "peak"))
+    if not peak > budget > 0:
+        return None
+    what = f"a step has taken {peak:.3g} GiB, and policy.memory_gib is {budget:g}"
+    remedy = f"policy.memory_gib: {budget * budget / peak:.3g}, by which the resumed run chooses anew"
+    return Sign("moderate", what, remedy, "memory/peak_gib", peak, budget)
 
 
 def stale_rollouts(history: History) -> Sign | None:
