@@ -208,5 +208,8 @@ class Engine(Protocol[PolicyT]):
     def load(self, policy: PolicyT, version: int) -> None:
         """Use the policy's weights after an update; `version` is the number of updates so far."""
 
+    def release(self) -> None:
+        """Free what only sampling needs, such as weights in another layout; the next `generate` makes it again."""
+
     def close(self) -> None:
         """End what the engine has started; it is not used again."""

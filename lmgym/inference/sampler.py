@@ -26,8 +26,8 @@ class Sampler:
 
     Greedy answers equal those of Hugging Face's `generate`; log-probabilities equal those of `Policy.compute_logprobs`
     (to 1e-4 in fp32). If a policy of the fast path computes in bf16, answers are sampled from a bf16 copy of the
-    weights, which `load` updates, and on a CPU lays out for oneDNN; other families do not all run with such weights,
-    and are sampled as they are scored.
+    weights, which `load` updates, and on a CPU they are laid out for oneDNN; other families do not all run with such
+    weights, and are sampled as they are scored.
     With `captured`, decoding steps have fixed shapes and become CUDA graphs (kernels/cuda_graphs.py); this needs a
     causal model on the fast path, else LmgymError.
 
@@ -43,6 +43,7 @@ class Sampler:
                 "caches, whose shapes are not fixed; remove it"
             )
         self._copy: Policy | None = None
+        self._lays_out = False
         self._restriction: Restriction | None = None
         self._mask: Policy | None = None
         self._mixture: float | None = None
@@ -65,9 +66,15 @@ class Sampler:
             self._copy = copies.sampling(policy)
         with torch.no_grad():
             for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
-                ours.copy_(policy.computed(theirs) if shared else whole(theirs))
-        if policy.prepacked and policy.device.type == "cpu" and onednn_linear.available():
-            onednn_linear.lay_out(self._copy.model)
+                newest = policy.computed(theirs) if shared else whole(theirs)
+                if ours.data_ptr() != newest.data_ptr():  # the rounded weights are one copy, for passes and sampler
+                    ours.copy_(newest)
+        onednn_linear.release(self._copy.model)
+        self._lays_out = policy.prepacked and policy.device.type == "cpu" and onednn_linear.available()
+
+    def release(self) -> None:
+        if self._copy is not None:
+            onednn_linear.release(self._copy.model)
 
     def restricted(self, restriction: Restriction, mask: Policy | None = None) -> "Sampler":
         """A copy of this engine that samples only tokens that are likely under `mask` (None: the policy itself). It
@@ -109,6 +116,8 @@ class Sampler:
         if not requests:
             return []
         policy = self._copy or self.policy
+        if self._copy is not None and self._lays_out:
+            onednn_linear.lay_out(self._copy.model)
         with policy.precision():
             if isinstance(sampling, Decoding) and sampling.generation:
                 return generate(policy, requests, sampling, self.rows)

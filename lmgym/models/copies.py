@@ -38,10 +38,14 @@ def frozen(policy: Policy, precision: torch.dtype | None = None) -> Policy:
 
 
 def sampling(policy: Policy) -> Policy:
-    """A copy that samples: parameters in the precision of the forward pass if the model is on the fast path."""
+    """A copy that samples: parameters in the precision of the forward pass if the model is on the fast path. Weights
+    that are rounded stochastically are not copied again: it shares them, and sees each update at once."""
     precision = policy.compute if policy.fast else None
     if policy.skeleton is not None:
         return policy.with_model(policy.skeleton.filled(policy.model, precision).requires_grad_(False))
+    if precision is not None and policy.rounded is not None and not quantization.is_quantised(policy.model):
+        shared = [policy.computed(parameter) for parameter in policy.model.parameters()]
+        return policy.with_model(Skeleton(policy.model).with_parameters(shared).requires_grad_(False))
     other = policy.with_model(copy.deepcopy(policy.model).requires_grad_(False))
     if precision is not None:
         other.convert(precision)

@@ -110,6 +110,7 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
     groups, selected = drawn_groups(stage, step)
     if step + 1 < stage.config.steps:
         stage.source.begin_next(partial(stage.draw, step + 1))
+    stage.run.engine.release()
     stage.stream.observe([episode for group in groups for episode in group if not episode.by])
     return mark_selected(groups, selected)
 

@@ -73,7 +73,7 @@ def test_replicas_share_out_prompts_and_passes_only() -> None:
     """By hand: of 5 prompts the busiest of 2 ranks has 3, with 8 answers of 100 + 50 tokens each."""
     changes = {"algorithm": GRPO, "prompts_per_step": 5, "sampling": {"max_new_tokens": 50}}
     alone, ours = (estimated(SEVEN, ranks, 2, **changes) for ranks in (1, 2))
-    for name in ("weights", "gradients", "moments of the optimizer", "reference", "the sampler's copy", "batch"):
+    for name in ("weights", "gradients", "moments of the optimizer", "reference", "the copy in bf16", "batch"):
         assert ours[name] == alone[name], name
     assert ours["weights"] == 4 * SEVEN.parameters and ours["batch"] == 5 * 8 * 150 * 60
     layer = 2 * 150 * 4096 * 2

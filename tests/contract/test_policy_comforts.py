@@ -576,7 +576,8 @@ def test_what_is_held_throughout_is_counted_exactly() -> None:
     config, stage, _ = stage_of({}, algorithm=algorithm, sampling={"max_new_tokens": 500}, prompts_per_step=32)
     found = parts_of(estimate(config, stage, shapes, 100, compute=2, on_cpu=False))
     assert found["weights"] == found["gradients"] == found["reference"] == 4 * parameters
-    assert found["moments of the optimizer"] == 8 * parameters and found["the sampler's copy"] == 2 * parameters
+    assert found["moments of the optimizer"] == 8 * parameters and found["the copy in bf16"] == 2 * parameters
+    assert "the sampler's copy" not in found and "weights in bf16" not in found
     # keys and values of 256 answers of 600 tokens in 32 layers, and one layer of them in passing
     assert found["cache of keys and values"] == 2 * 256 * 600 * 4096 * 2 * 33
     # 27 rows of 600 tokens fit 16,384, so three groups: 3 prompts of 100, 24 answers of 500, keys and values for each
@@ -588,10 +589,12 @@ def test_what_is_held_throughout_is_counted_exactly() -> None:
     config.policy.activation_checkpointing = True
     found = parts_of(estimate(config, stage, shapes, 100, compute=2, on_cpu=False))
     assert "reference" not in found and found["gradients"] == 4 * adapters
+    assert found["the sampler's copy"] == 2 * parameters and found["the copy in bf16"] == 2 * adapters
     assert found["activations"] == 32 * 4 * 4096 * tokens + layer
     config.policy.quantise, config.policy.lora_rank = "4bit", 16
     found = parts_of(estimate(config, stage, shapes, 100, compute=2, on_cpu=False))
     assert found["weights"] == pytest.approx(linear * 0.51587 + 2 * (parameters - linear) + 4 * adapters, rel=1e-4)
+    assert found["the copy in bf16"] == 2 * adapters
     assert "the sampler's copy" not in found and "weights in bf16" not in found
     later = parts_of(estimate(config, stage, shapes, 100, first=False, compute=2, on_cpu=False))
     assert later["reference"] == 4 * adapters  # adapters that an earlier stage has trained, over the same base

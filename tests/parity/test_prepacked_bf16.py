@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from lmgym.config.build import build_config
@@ -79,6 +80,10 @@ def policy_in_bf16(family: str) -> Policy:
     return one
 
 
+def laid_out(policy: Policy) -> list[nn.Module]:
+    return [layer for layer in policy.model.modules() if "forward" in vars(layer)]
+
+
 @needs_equal
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5", "bart"])
 def test_answers_are_bit_for_bit_those_of_weights_that_are_not_laid_out(family: str) -> None:
@@ -92,11 +97,13 @@ def test_answers_are_bit_for_bit_those_of_weights_that_are_not_laid_out(family: 
     plain = Sampler(one)
     one.prepacked = True
     packed = Sampler(one)
-    laid_out = [layer for layer in packed._copy.model.modules() if "forward" in layer.__dict__]  # type: ignore[union-attr]
-    assert laid_out and packed._copy.model.get_output_embeddings() in laid_out  # type: ignore[union-attr]
-    assert not any("forward" in layer.__dict__ for layer in one.model.modules())  # which trains
     for version in range(2):
         expected = plain.generate(asked, SAMPLING)
+        assert packed.generate(asked, SAMPLING) == expected and packed._copy is not None and plain._copy is not None
+        assert laid_out(packed._copy) and packed._copy.model.get_output_embeddings() in laid_out(packed._copy)
+        assert not laid_out(plain._copy) and not laid_out(one)  # which trains
+        packed.release()
+        assert not laid_out(packed._copy)
         assert packed.generate(asked, SAMPLING) == expected
         units = [InUnits(one, Here(sampler), size=4) for sampler in (packed, plain)]
         assert units[0].generate(asked, SAMPLING) == units[1].generate(asked, SAMPLING)
@@ -125,8 +132,9 @@ def test_a_processor_without_the_products_lays_nothing_out(monkeypatch: pytest.M
     assert not onednn_linear.pays()
     one = policy_in_bf16("llama")
     one.prepacked = True  # chosen by a machine that has them
-    copied = Sampler(one)._copy
-    assert copied is not None and not any("forward" in layer.__dict__ for layer in copied.model.modules())
+    sampler = Sampler(one)
+    sampler.generate(requests(2), SAMPLING)
+    assert sampler._copy is not None and not laid_out(sampler._copy)
 
 
 def test_a_run_chooses_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

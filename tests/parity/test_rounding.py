@@ -133,7 +133,9 @@ def test_sampler_and_scorer_have_the_same_weights() -> None:
         engine.load(policy, updates)
         assert engine._copy is not None
         copies = zip(engine._copy.model.parameters(), policy.model.parameters(), strict=True)
-        assert all(torch.equal(ours, policy.computed(theirs)) for ours, theirs in copies)
+        for ours, theirs in copies:
+            assert torch.equal(ours, policy.computed(theirs))
+            assert ours.data_ptr() == policy.computed(theirs).data_ptr()  # one copy, not two
         answers = engine.generate([Request((5, 6, 7), key=key) for key in range(8)], Sampling(max_new_tokens=8))
         turns = [Turn([5, 6, 7], answer.ids, answer.logprobs) for answer in answers]
         batch = models.batch_of([Episode(Example("x", ""), 0, place, [turn]) for place, turn in enumerate(turns)])

@@ -121,6 +121,9 @@ class InUnits:
         self._over.clear()
         self.generators.load(policy, version)
 
+    def release(self) -> None:
+        """Nothing: the memory is that of other processes."""
+
     def close(self) -> None:
         """End the generators."""
         self.generators.close()

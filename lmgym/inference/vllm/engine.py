@@ -128,6 +128,9 @@ class VLLM:
     def restricted(self, restriction: Restriction, mask: Policy | None = None) -> "VLLM":
         raise LmgymError("engine.name: vllm cannot restrict what is sampled by a frozen policy; write sampler")
 
+    def release(self) -> None:
+        """Nothing: vLLM's memory is its own."""
+
     def forget(self, conversations: Sequence[int]) -> None:
         """Nothing to free here: vLLM decides what it caches of prompts."""
 

@@ -45,13 +45,20 @@ def same_bits() -> bool:
 
 
 def lay_out(model: nn.Module) -> None:
-    """Lay out the weights, as they are now, of a model's linear layers in bf16, except tiny ones; call it again when
-    they have changed. It takes as much memory as these weights."""
+    """Lay out the weights, as they are now, of a model's linear layers in bf16, except tiny ones, where this has not
+    been done. It takes as much memory as these weights, until `release`."""
     for layer in model.modules():
-        if type(layer) in (nn.Linear, Conv1D):
+        if type(layer) in (nn.Linear, Conv1D) and "forward" not in vars(layer):
             weight: Tensor = layer.weight  # type: ignore[assignment]
             if weight.dtype == torch.bfloat16 and weight.numel() > SMALL:
                 layer.forward = _forward(layer)  # type: ignore[method-assign]
+
+
+def release(model: nn.Module) -> None:
+    """Drop the weights that are laid out: they have changed, or nothing is sampled for a while."""
+    for layer in model.modules():
+        if type(layer) in (nn.Linear, Conv1D):
+            vars(layer).pop("forward", None)
 
 
 def pack(weight: Tensor) -> Tensor:

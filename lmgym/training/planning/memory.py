@@ -14,7 +14,13 @@ import resource
 from lmgym.config.schema import Config, Stage
 from lmgym.distributed.process_group import BUCKET
 from lmgym.models.shapes import Shapes
-from lmgym.training.planning.memory_passes import add_put_together, add_rollout, add_update, largest_pass
+from lmgym.training.planning.memory_passes import (
+    add_put_together,
+    add_rollout,
+    add_update,
+    is_rounded,
+    largest_pass,
+)
 from lmgym.training.planning.memory_table import MASTER, Estimate
 from lmgym.training.planning.preflight import kept_bytes
 
@@ -130,23 +136,28 @@ def _held(
         found.add("gradients", MASTER * shapes.trained / parts, "update")
         found.add("moments of the optimizer", moments * shapes.trained / parts)
     lower = compute < MASTER and not packed and (shapes.fast or shapes.tried)
+    rounded, copied = is_rounded(config, compute, parts), shapes.parameters + shapes.adapter
+    if rounded:  # one copy of what trains, for sampler and passes
+        found.add("the copy in bf16", compute * shapes.trained)
+        copied -= shapes.trained
     if lower or parts > 1:
-        found.add("the sampler's copy", (compute if lower else MASTER) * (shapes.parameters + shapes.adapter))
+        found.add("the sampler's copy", (compute if lower else MASTER) * copied)
     if lower and on_cpu:  # if the machine's probe finds that it pays (models/device.py)
         head = shapes.width * shapes.vocabulary
-        found.add("the sampler's weights, laid out", compute * (shapes.linear + head + shapes.adapter))
-    copied = MASTER * shapes.adapter if packed else MASTER * shapes.parameters
+        found.add("the sampler's weights, laid out", compute * (shapes.linear + head + shapes.adapter), "rollout")
+    whole = MASTER * shapes.adapter if packed else MASTER * shapes.parameters
     if _copies_reference(stage, shapes, first):
-        found.add("reference", copied / parts)
+        found.add("reference", whole / parts)
     for name in (name for name in ("mask", "rival") if getattr(required, name)):  # they sample, so they are whole
-        found.add(name, copied if packed else compute * shapes.parameters)
+        found.add(name, whole if packed else compute * shapes.parameters)
     if teacher is not None:
         found.add("teacher", MASTER * teacher.parameters / parts)
     if required.values:
         shared = weights - MASTER * shapes.adapter if packed else 0.0
         apart = config.policy.critic == "separate"
         trained = shapes.width + (shapes.trained if apart else 0)
-        found.add("critic", ((weights - shared if apart else 0.0) + (MASTER + moments) * trained) / parts)
+        copy = compute * shapes.trained if rounded and apart else 0
+        found.add("critic", ((weights - shared if apart else 0.0) + (MASTER + moments) * trained) / parts + copy)
 
 
 def _copies_reference(stage: Stage, shapes: Shapes, first: bool) -> bool:

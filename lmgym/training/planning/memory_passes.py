@@ -105,6 +105,11 @@ def add_update(found: Estimate, config: Config, shapes: Shapes, largest: Pass, c
         found.add("gradient of the LM head", MASTER * shapes.vocabulary * shapes.width, "update")
 
 
+def is_rounded(config: Config, compute: int, parts: int) -> bool:
+    """Whether what trains has a copy in bf16 that is rounded stochastically (models/rounding.py)."""
+    return compute < MASTER and parts == 1 and config.policy.rounding == "stochastic"
+
+
 def add_put_together(found: Estimate, shapes: Shapes) -> None:
     """Add the weights that are whole for a moment, where each rank holds a part of them (models/sharding.py): the layer
     that runs and its gradient, and the LM head or the embeddings. Layers count twice, because FSDP2 gathers the next
@@ -126,6 +131,8 @@ def layer_bytes(shapes: Shapes, trained: bool = False) -> float:
 def _add_lower_precision(found: Estimate, config: Config, shapes: Shapes, compute: int, parts: int) -> None:
     """Add the copies of weights in bf16. Autocast keeps them for the whole pass. Of weights in parts it keeps none, but
     backward needs those of all layers, unless it runs each layer again."""
+    if is_rounded(config, compute, parts) and not shapes.adapter:
+        return  # passes compute with the copy that is counted already
     every = compute * shapes.linear
     if parts == 1:
         phases: tuple[Phase, ...] = ("score", "update") if shapes.fast else PHASES
