@@ -145,6 +145,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "final_answer": ("rewards.maths.final_answer", "1 if the final answer equals the reference's"),
         "math_equal": ("rewards.maths.math_equal", "1 if the final answer is mathematically right", "lmgym[maths]"),
         "reasoning_gym": ("rewards.reasoning_gym", "the library's own score of its puzzles", "lmgym[reasoning]"),
+        "majority_answer": ("rewards.maths.majority", "1 if most answers of the group agree with it (TTRL)"),
         "answer_format": ("rewards.maths.final_answer", "1 if the text announces its final answer"),
         "lexical_richness": ("rewards.text.form", "type-token ratio less a penalty for brevity"),
         "type_token_ratio": ("rewards.text.form", "distinct words over words"),
@@ -218,6 +219,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "judge_yes_no": ("rewards.learned.judge", "a judge's P(yes), mean over questions", "a model"),
         "endpoint_judge": ("rewards.learned.endpoint", "score or yes by a chat endpoint", "an endpoint"),
         "endpoint_ranking": ("rewards.learned.ranking", "order of a group by a chat endpoint", "an endpoint"),
+        "endpoint_pairs": ("rewards.learned.pairs", "pairs of a group, judged by a chat endpoint", "an endpoint"),
     },
     "post_processor": {"three_sentence_summary": ("rewards.text.sentences", "the first three sentences, a line each")},
     "row": {},  # functions of a row, for the keys `prompt` and `references` of task data

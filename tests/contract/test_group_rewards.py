@@ -54,6 +54,14 @@ def test_a_group_that_it_fails_for_is_not_judged_and_the_others_are() -> None:
         apply_rewards(answers("a b", "c x"), [reward("raises_at_x", pool=False)], most_failures=1)
 
 
+def test_the_majority_of_a_group_is_right() -> None:
+    """Numbers are compared as numbers; finalists share; where no two agree nobody is judged."""
+    groups = "7 8 7.0", "1 2 2 1 3", "4 5", "x y"
+    scored = answers(*groups)
+    found = call_reward(build_rewards({"majority_answer": 1.0})[0], scored)
+    assert found == [1.0, 0.0, 1.0, *[1.0] * 4, 0.0, *[None] * 4]
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=r"'too_few' is of groups, and returned lists of \[1\] numbers for .* \[2\]"):
         call_reward(reward("too_few", pool=False), answers("a b"))

@@ -28,6 +28,7 @@ from lmgym.rewards.building import build_rewards
 from lmgym.rewards.learned.endpoint import endpoint_judge
 from lmgym.rewards.learned.judge import judge_score, judge_yes_no
 from lmgym.rewards.learned.judge_prompts import actions
+from lmgym.rewards.learned.pairs import endpoint_pairs, in_group, verdict
 from lmgym.rewards.learned.ranking import endpoint_ranking, orders
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn
@@ -594,10 +595,17 @@ def shown_in(body: dict[str, Any]) -> list[str]:
 
 
 def ranked(server: Server, *groups: list[str], **arguments: Any) -> list[list[float | Failure | None]]:
+    return compared(endpoint_ranking, server, *groups, **arguments)
+
+
+def compared(
+    reward: Callable[..., Any], server: Server, *groups: list[str], **arguments: Any
+) -> list[list[float | Failure | None]]:
+    """What a reward of groups says of each; the reference of every example is "champion"."""
     quick = {"base_url": server.url, "model": "judge", "wait": 0.001, **arguments}
-    examples = [Example(f"a/{number}", f"question {number}") for number in range(len(groups))]
+    examples = [Example(f"a/{n}", f"question {n}", references=("champion",)) for n in range(len(groups))]
     scored = [Episode(examples[n], n, 0, [Turn([], [], text=text)]) for n, group in enumerate(groups) for text in group]
-    values = iter(endpoint_ranking(scored, **quick))
+    values = iter(reward(scored, **quick))
     return [[next(values) for _ in group] for group in groups]
 
 
@@ -648,3 +656,76 @@ def test_a_reply_without_an_order_judges_nothing(serve: Callable[..., Server]) -
     for name in ("repeats", "concurrency"):
         with pytest.raises(LmgymError, match=rf"endpoint_ranking\.{name}' must be at least 1, not 0"):
             ranked(serve(reply), ["a", "b"], **{name: 0})
+
+
+# Pairs
+
+
+def longer(number: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+    """A judge that likes what is longer."""
+    one, other = map(len, shown_in(body))
+    return said("A" if one > other else "B" if other > one else "It is a TIE")
+
+
+def test_pairs_are_asked_in_both_orders_and_equal_answers_once(serve: Callable[..., Server]) -> None:
+    server = serve(longer)
+    group, equal = compared(endpoint_pairs, server, ["aaa", "a", "aa", "a"], ["c", "c"])
+    assert equal == [None, None]
+    asked = sorted(tuple(shown_in(body)) for _, _, body in server.requests)
+    assert asked == sorted((one, other) for one in ("a", "aa", "aaa") for other in ("a", "aa", "aaa") if one != other)
+    longest, shortest, middle, again = group
+    assert longest > middle > shortest == again and middle == pytest.approx(0.5)  # type: ignore[operator]
+    assert longest + shortest == pytest.approx(1.0)  # type: ignore[operator]
+
+
+def test_a_judge_of_pairs_that_looks_at_the_place_alone_gives_all_the_same(serve: Callable[..., Server]) -> None:
+    server = serve(lambda number, body: said("A"))
+    for values in compared(endpoint_pairs, server, ["a", "b", "c"], ["d", "e", "f", "g"]):
+        assert values == pytest.approx([0.5] * len(values))
+    assert compared(endpoint_pairs, server, ["a", "b"], against="reference") == [[0.5, 0.5]]
+
+
+def test_a_champion_is_met_twice_by_each_and_the_rest_is_a_win_rate(serve: Callable[..., Server]) -> None:
+    server = serve(longer)
+    assert compared(endpoint_pairs, server, ["much longer", "short", "champion", "12345678"], against="reference") == [
+        [1.0, 0.0, 0.5, 0.5]
+    ]
+    assert len(server.requests) == 6 and all("champion" in shown_in(body) for _, _, body in server.requests)
+    lonely = [Episode(Example("a/0", "?"), 0, 0, [Turn([], [], text="a")])]
+    with pytest.raises(LmgymError, match="example 'a/0' has none; write against: group"):
+        endpoint_pairs(lonely, base_url=server.url, model="judge", against="reference")
+
+
+@given(st.integers(2, 12), st.integers(1, 12))
+def test_each_meets_so_many_others(count: int, opponents: int) -> None:
+    group = [str(number) for number in range(count)]
+    pairs = in_group(group, EXAMPLE, opponents)
+    met = [sum(text in pair for pair in pairs) for text in group]
+    assert len({frozenset(pair) for pair in pairs}) == len(pairs) and all(one != other for one, other in pairs)
+    wanted = min(opponents, count - 1)
+    assert sorted(met)[:-1] == [wanted] * (count - 1) and max(met) <= wanted + 1
+    assert pairs == in_group(group[::-1], EXAMPLE, opponents)
+
+
+def test_replies_of_pairs_are_read_by_their_last_word(serve: Callable[..., Server]) -> None:
+    for reply, points in (
+        ("A", 1.0),
+        ("**B**", 0.0),
+        ("B is longer, yet A", 1.0),
+        ("tie", 0.5),
+        ("<think>A</think>B", 0.0),
+    ):
+        assert verdict(reply) == points
+    unread = compared(endpoint_pairs, serve(lambda number, body: said("neither one")), ["a", "b"])
+    assert all("says neither A nor B nor TIE" in value.message for value in unread[0])  # type: ignore[union-attr]
+    for name in ("opponents", "concurrency"):
+        with pytest.raises(LmgymError, match=rf"endpoint_pairs\.{name}' must be at least 1, not 0"):
+            compared(endpoint_pairs, serve(longer), ["a", "b"], **{name: 0})
+
+
+def test_one_lost_reply_leaves_the_verdict_to_the_others(serve: Callable[..., Server]) -> None:
+    def reply(number: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        return said("?") if shown_in(body) == ["a", "aa"] else longer(number, body)
+
+    ((short, long),) = compared(endpoint_pairs, serve(reply), ["a", "aa"])
+    assert long > 0.5 > short  # type: ignore[operator]

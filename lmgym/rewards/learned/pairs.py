@@ -1,0 +1,149 @@
+"""`endpoint_pairs`: a judge behind a chat endpoint compares answers to a prompt in pairs, or each with the reference.
+
+Judges like what stands first, or last. So each pair is asked about in both orders: a judge that looks at nothing but
+the place says "tie"."""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, Literal
+
+from lmgym.core import seeds
+from lmgym.core.endpoint import in_threads
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import register
+from lmgym.processes.pool import Failure
+from lmgym.rewards.base import Judgement
+from lmgym.rewards.groups import of_groups
+from lmgym.rewards.learned.endpoint import PatientJudge, judge_endpoint
+from lmgym.rewards.learned.judge_prompts import check_template
+from lmgym.rewards.learned.ranking import SYSTEM, question
+from lmgym.rewards.learned.scorers import loads_early
+from lmgym.rewards.views import without_thinking
+from lmgym.stats.bradley_terry import beats, bradley_terry
+from lmgym.types import Example
+
+TEMPLATE = "Problem:\n{prompt}\n\n{answer}\n\nWhich solution is better? Answer A, B or TIE, and nothing else."
+VERDICT = re.compile(r"\b(?:A|B|TIE|Tie|tie)\b")
+
+Pair = tuple[str, str]
+
+
+@register("reward", "endpoint_pairs")
+@loads_early()  # it sends no request
+@of_groups
+def endpoint_pairs(
+    texts: list[list[str]],
+    examples: list[Example],
+    *,
+    base_url: str,
+    model: str,
+    against: Literal["group", "reference"] = "group",
+    opponents: int | None = None,
+    key_variable: str | None = None,
+    template: str = TEMPLATE,
+    system: str = SYSTEM,
+    options: dict[str, Any] | None = None,
+    seconds: float = 60.0,
+    retries: int = 4,
+    wait: float = 1.0,
+    concurrency: int = 8,
+) -> list[list[Judgement]]:
+    """How good each answer is, from 0 to 1, as a chat model says of pairs, each asked in both orders.
+
+    against group: the probability to beat another answer of the group, by strengths of Bradley and Terry that fit all
+    verdicts (stats/bradley_terry.py). `opponents`: with how many others each answer is compared (default: all), in a
+    ring drawn from the example's id and the texts alone. against reference: the share of its comparisons with the
+    example's first reference that the answer wins, ties half; their mean is the win rate.
+
+    Equal answers are shown once and get the same number. A group whose answers are all equal has nothing to compare and
+    is not judged (None); an answer without a readable verdict is a Failure. The other arguments are those of
+    `endpoint_judge`.
+
+    Example: endpoint_pairs([["4", "5", "4"]], [example], base_url="http://localhost:8000/v1", model="judge")
+    -> [[0.75, 0.25, 0.75]]"""
+    amounts = {"seconds": seconds, "wait": wait, "retries": retries}
+    endpoint = judge_endpoint("endpoint_pairs", base_url, model, key_variable, options, **amounts)
+    check_template("endpoint_pairs", template)
+    for name, amount in (("opponents", opponents), ("concurrency", concurrency)):
+        if amount is not None and amount < 1:
+            raise LmgymError(f"key 'rewards.endpoint_pairs.{name}' must be at least 1, not {amount}")
+    # 1. Two questions for each pair.
+    asked: list[tuple[int, Pair]] = []
+    for number, (group, example) in enumerate(zip(texts, examples, strict=True)):
+        pairs = with_reference(group, example) if against == "reference" else in_group(group, example, opponents)
+        asked += [(number, order) for one, other in pairs for order in ((one, other), (other, one))]
+    questions = [question(system, template, examples[number], order) for number, order in asked]
+    judge = PatientJudge(endpoint, max(min(concurrency, len(questions)), 1))
+    replies = in_threads(judge, questions, concurrency)
+    # 2. What the replies say, by group and order.
+    said: list[dict[Pair, float | Failure]] = [{} for _ in texts]
+    for (number, order), reply in zip(asked, replies, strict=True):
+        said[number][order] = reply if isinstance(reply, Failure) else verdict(reply)
+    value = against_reference if against == "reference" else by_strength
+    return [value(group, example, found) for group, example, found in zip(texts, examples, said, strict=True)]
+
+
+endpoint_pairs.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
+
+
+def in_group(group: Sequence[str], example: Example, opponents: int | None) -> list[Pair]:
+    """The pairs of distinct texts to compare: all, or in a shuffled ring each with its nearest neighbours."""
+    distinct = sorted(set(group))
+    count = len(distinct)
+    if opponents is None or opponents >= count - 1:
+        return list(combinations(distinct, 2))
+    ring = [distinct[place] for place in seeds.permutation(count, "pairs", example.id, *distinct)]
+    found = {frozenset((i, (i + step) % count)) for step in range(1, opponents // 2 + 1) for i in range(count)}
+    if opponents % 2:  # one more each: half of the ring away; of an odd number of texts one has two more
+        found |= {frozenset((i, (i + count // 2) % count)) for i in range((count + 1) // 2)}
+    return [(ring[one], ring[other]) for one, other in sorted(map(sorted, found))]
+
+
+def with_reference(group: Sequence[str], example: Example) -> list[Pair]:
+    """Each distinct text that is not the reference itself, with the reference. Raises LmgymError without one."""
+    if not example.references:
+        raise LmgymError(
+            f"reward 'endpoint_pairs' compares with the reference (against: reference), and example '{example.id}' has "
+            "none; write against: group"
+        )
+    return [(text, example.references[0]) for text in sorted(set(group)) if text != example.references[0]]
+
+
+def verdict(reply: str) -> float | Failure:
+    """1 if the first of the two is better, 0 if the second is, 0.5 for a tie: the last word of the reply that says so.
+
+    Example: verdict("Both are right, but A is shorter: A") -> 1.0"""
+    named = VERDICT.findall(without_thinking(reply))
+    if not named:
+        return Failure("error", "reward 'endpoint_pairs': the reply says neither A nor B nor TIE")
+    return {"A": 1.0, "B": 0.0}.get(named[-1], 0.5)
+
+
+def by_strength(group: Sequence[str], example: Example, said: Mapping[Pair, float | Failure]) -> list[Judgement]:
+    """Each text's probability to beat another of the group; of verdicts that are missing, the others decide."""
+    distinct = sorted(set(group))
+    if len(distinct) < 2:
+        return [None] * len(group)
+    place = {text: number for number, text in enumerate(distinct)}
+    wins = [[0.0] * len(distinct) for _ in distinct]
+    for (one, other), points in said.items():
+        if not isinstance(points, Failure):
+            wins[place[one]][place[other]] += points
+            wins[place[other]][place[one]] += 1.0 - points
+    values = beats(bradley_terry(wins))
+    judged = {number for number, row in enumerate(wins) if any(row) or any(other[number] for other in wins)}
+    failure = next((one for one in said.values() if isinstance(one, Failure)), None)
+    return [values[place[text]] if place[text] in judged else failure for text in group]
+
+
+def against_reference(group: Sequence[str], example: Example, said: Mapping[Pair, float | Failure]) -> list[Judgement]:
+    """The share of its comparisons with the reference that each text wins; the reference itself ties."""
+    champion, values = example.references[0], dict[str, Judgement]()
+    for text in set(group):
+        found = [said.get((text, champion)), said.get((champion, text))]
+        known = [points if first else 1.0 - points for first, points in zip((True, False), found, strict=True)
+                 if not isinstance(points, Failure) and points is not None]  # fmt: skip
+        failure = next((one for one in found if isinstance(one, Failure)), None)
+        values[text] = 0.5 if text == champion else sum(known) / len(known) if known else failure
+    return [values[text] for text in group]
