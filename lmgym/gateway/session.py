@@ -57,10 +57,12 @@ class Tree:
         return Place()
 
     def record(self, request: ChatRequest, said: Said, text: str) -> None:
-        """Note the next turn: the program reads `said`, and the model has written `text`."""
-        digest = _digests(request.tools, [*request.messages, said])[-1]
-        self._turns[digest], self._texts[_digest(said)] = self.count, text
-        self._names |= {id: name for id, name, _ in said.calls}
+        """Note the next turn: the program reads `said`, and the model has written `text`. No request goes on from the
+        answer to a bare one."""
+        if not request.bare:
+            digest = _digests(request.tools, [*request.messages, said])[-1]
+            self._turns[digest], self._texts[_digest(said)] = self.count, text
+            self._names |= {id: name for id, name, _ in said.calls}
         self.count += 1
 
     def messages(self, request: ChatRequest) -> list[dict[str, str]]:
