@@ -17,7 +17,8 @@ from lmgym.core.errors import LmgymError, represent, shortened
 from lmgym.core.validation import Section
 from lmgym.envs.base import Branch, Heard, Step
 from lmgym.envs.conversation import HOW_TO_CALL
-from lmgym.envs.tools.parsing import MISTRAL, OPEN, Call, parse_calls
+from lmgym.envs.tools.calls import Call
+from lmgym.envs.tools.parsing import parse_calls, text_before_calls
 from lmgym.envs.vector import reward_number
 from lmgym.gateway.server import gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
@@ -194,7 +195,9 @@ def _reply(text: str, stop: str, request: ChatRequest, number: int) -> Reply:
     place, ended_by = min(ends, default=(len(text), ""))
     text = text[:place]
     # 2. The calls.
-    calls = parse_calls(text) if request.tools else []
+    functions = [tool["function"] for tool in request.tools]
+    schemas = {one["name"]: one["parameters"] for one in functions if isinstance(one.get("parameters"), dict)}
+    calls = parse_calls(text, schemas=schemas) if functions else []
     readable = [call for call in calls if isinstance(call, Call)]
     if not calls or len(readable) < len(calls):
         return Reply(Said("assistant", text), "length" if stop in ("length", "context") else "stop", ended_by)
@@ -202,8 +205,7 @@ def _reply(text: str, stop: str, request: ChatRequest, number: int) -> Reply:
         (f"call_{number}_{place}", call.name, json.dumps(call.arguments, ensure_ascii=False))
         for place, call in enumerate(readable)
     )
-    mark = next((mark for mark in (OPEN, MISTRAL) if mark in text), text)
-    return Reply(Said("assistant", text.partition(mark)[0].strip(), made), "tool_calls")
+    return Reply(Said("assistant", text_before_calls(text), made), "tool_calls")
 
 
 @cache
