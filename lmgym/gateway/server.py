@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length") or ""
-        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit() and len(length) < 12):
+        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit() and len(length) < 20):
             raise Refused("a request needs a Content-Length", 411)
         if int(length) > LARGEST:
             raise Refused(f"the body has more than {LARGEST} bytes", 413)

@@ -30,6 +30,7 @@ from tests import models, runs
 from tests.parity.test_resume import Interrupting
 from tests.property.test_rendering import CHATML, Script, chat, chat_tokenizer, ids_of
 from tests.runs import no_picture  # noqa: F401 (a fixture)
+from tests.torture import sessions
 
 pytestmark = pytest.mark.processes
 PROGRAM = str(Path(__file__).parent / "asking_program.py")
@@ -293,6 +294,12 @@ def test_hostile_programs_get_the_answers_of_their_own_sessions() -> None:
         ids = [id for turn in row for id in (*turn.prompt_ids, *turn.action_ids)]
         # Texts make no control tokens: as many begin as end.
         assert ids.count(ends[0]) == ids.count(ends[1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the model's chat template leaves out")
+def test_hostile_sessions_in_all_forms() -> None:
+    assert sessions.play(range(40)) == []
 
 
 def test_a_request_that_the_template_refuses_costs_its_own_episode() -> None:
