@@ -9,20 +9,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Literal
 
 from lmgym.core import registry
 from lmgym.core.constraints import PositiveFloat, PositiveInt
 from lmgym.core.errors import LmgymError, represent, shortened
 from lmgym.core.validation import Section
 from lmgym.envs.base import Branch, Heard, Step
-from lmgym.envs.conversation import HOW_TO_CALL
-from lmgym.envs.tools.calls import Call
-from lmgym.envs.tools.parsing import parse_calls, text_before_calls
+from lmgym.envs.replies import reply_of, with_tools
 from lmgym.envs.vector import reward_number
 from lmgym.gateway.server import gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
-from lmgym.gateway.wire import SAMPLING, Answer, ChatRequest, Refused, Reply, Said
+from lmgym.gateway.wire import SAMPLING, Answer, ChatRequest, Refused
 from lmgym.processes.keeper import Outcome, Program
 from lmgym.types import BarePrompt, Example, Prompt
 
@@ -105,7 +103,7 @@ class AgentProgram(Section):
         waiting = self._waiting
         if waiting is None:
             raise RuntimeError("step() before reset()")
-        reply, heard = _reply(text, stop, waiting.request, self._tree.count), self._heard
+        reply, heard = reply_of(text, stop, waiting.request, self._tree.count), self._heard
         self._tree.record(waiting.request, reply.said, text)
         tokens = tuple(heard.tokens()) if waiting.request.logprobs else None
         self._answer.replies.append(replace(reply, tokens=tokens, sampled=heard.sampled))
@@ -151,16 +149,9 @@ class AgentProgram(Section):
         """The request as a step of the environment."""
         if self._tree.count >= self.max_turns:
             return Step(truncated=True)
-        place, messages = self._tree.place(request), self._tree.messages(request)
-        template: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
-        covered = place.covered
-        if request.tools and self.tool_prompt == "system":
-            told, template = HOW_TO_CALL + "\n".join(json.dumps(t["function"]) for t in request.tools), {}
-            if messages[0]["role"] == "system":
-                messages[0]["content"] += "\n\n" + told
-            else:
-                messages.insert(0, {"role": "system", "content": told})
-                covered += place.turn is not None
+        place, said = self._tree.place(request), self._tree.messages(request)
+        messages, template = with_tools(said, request, self.tool_prompt)
+        covered = place.covered + (len(messages) - len(said) if place.turn is not None else 0)
         forks = self._tree.count > 0 and place.turn != self._tree.count - 1
         branch = Branch(place.turn, covered, request.stop, template, request.bare)
         return Step(messages, branch=branch, info={"forks": float(forks)})
@@ -187,27 +178,6 @@ class AgentProgram(Section):
         return reward_number(tree["reward"])
 
 
-def _reply(text: str, stop: str, request: ChatRequest, number: int) -> Reply:
-    """The policy's turn as the program reads it: without the stop string, and with the calls of tools, if all of them
-    can be read."""
-    # 1. The text up to a stop string of the request.
-    ends = [(text.index(end), end) for end in request.stop if stop == "stop" and end in text]
-    place, ended_by = min(ends, default=(len(text), ""))
-    text = text[:place]
-    # 2. The calls.
-    functions = [tool["function"] for tool in request.tools]
-    schemas = {one["name"]: one["parameters"] for one in functions if isinstance(one.get("parameters"), dict)}
-    calls = parse_calls(text, schemas=schemas) if functions else []
-    readable = [call for call in calls if isinstance(call, Call)]
-    if not calls or len(readable) < len(calls):
-        return Reply(Said("assistant", text), "length" if stop in ("length", "context") else "stop", ended_by)
-    made = tuple(
-        (f"call_{number}_{place}", call.name, json.dumps(call.arguments, ensure_ascii=False))
-        for place, call in enumerate(readable)
-    )
-    return Reply(Said("assistant", text_before_calls(text), made), "tool_calls")
-
-
 @cache
 def _room(process: int, parallel: int) -> asyncio.Semaphore:
     """Of this process: room for so many programs that work."""
@@ -222,8 +192,13 @@ def _variables(address: str, key: str, seed: int) -> dict[str, str]:
     for name in ("NO_PROXY", "no_proxy"):
         given[name] = ",".join(filter(None, [given.get(name, ""), LOCAL]))
     given.pop("ANTHROPIC_AUTH_TOKEN", None)  # a client would send it too
+    return {**given, **addresses(address, key), "LMGYM_SEED": str(seed % 2**32)}
+
+
+def addresses(address: str, key: str) -> dict[str, str]:
+    """The variables in which the official clients look for a server and its key."""
     places = {"OPENAI_BASE_URL": address, "ANTHROPIC_BASE_URL": address.removesuffix("/v1")}
-    return {**given, **places, "OPENAI_API_KEY": key, "ANTHROPIC_API_KEY": key, "LMGYM_SEED": str(seed % 2**32)}
+    return {**places, "OPENAI_API_KEY": key, "ANTHROPIC_API_KEY": key}
 
 
 def _full(word: str) -> str:

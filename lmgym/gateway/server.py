@@ -14,6 +14,7 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from lmgym.core.errors import LmgymError
 from lmgym.gateway.chat import CHAT
 from lmgym.gateway.completions import COMPLETIONS
 from lmgym.gateway.messages import MESSAGES
@@ -42,9 +43,14 @@ class Gateway:
         >>> address, key = gateway_of(os.getpid()).open(mailbox, ignored=())
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
+        """On any free port, or on this one. Raises LmgymError if it is taken."""
         self._sessions: dict[str, tuple[str, Mailbox[Any], tuple[str, ...]]] = {}
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+        try:
+            self._server = _Server(("127.0.0.1", port), _Handler)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise LmgymError(f"port {port} of this machine cannot be used: {why}; take another") from None
         self._server.gateway = self
         threading.Thread(target=self._server.serve_forever, name="gateway", daemon=True).start()
 

@@ -124,6 +124,13 @@ class Mailbox(Generic[T]):
             self._hand_over()
         return taker
 
+    def rest(self) -> list[Waiting]:
+        """All events that wait, taken."""
+        with self._lock:
+            events = list(self._events)
+            self._events.clear()
+        return events
+
     def _hand_over(self) -> None:
         if self._taker is None or not (self._events or self._last):
             return

@@ -337,11 +337,14 @@ def snippet(name: str, folder: Path) -> str:
 
 
 @pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="needs jq and curl")
-@pytest.mark.parametrize(("text", "reward"), [("It is 4.", 1.0), ("It is 5.", 0.0)])
-def test_the_program_in_a_shell(text: str, reward: float, tmp_path: Path) -> None:
-    env = AgentProgram(command=["bash", snippet("agent.sh", tmp_path)])
-    [episode] = collect_one(env, [text], Example("a/0", "2+2=", meta={"answer": "4"}))
-    assert not episode.error and episode.score == reward
+def test_the_program_in_a_shell(tmp_path: Path) -> None:
+    env = AgentProgram(command=["bash", snippet("larger.sh", tmp_path)])
+    [episode] = collect_one(env, ["It is 4."], GAME)
+    assert not episode.error and episode.score == 0.0
+    numbers = [int(number) for number in re.findall(r"\d+", episode.messages[-2]["content"])]
+    assert len(numbers) == 2
+    [episode] = collect_one(env, [str(max(numbers))], GAME)
+    assert not episode.error and episode.score == 1.0
 
 
 @pytest.mark.slow
@@ -355,8 +358,22 @@ def test_the_program_of_the_page() -> None:
     assert [message["content"] for message in episode.messages] == ["2+2=", call, "4", "It is 4."]
 
 
-def test_the_recipe_of_the_page_is_read() -> None:
-    [text] = re.findall(r"```yaml\n# agent.yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+@pytest.mark.slow
+def test_the_game_of_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    env = AgentProgram(command=[sys.executable, snippet("game.py", tmp_path)])
+    [episode] = collect_one(env, ["0", "no", "20"], GAME)  # one guess of three is possible
+    assert not episode.error and episode.score == pytest.approx(1 / 3)
+    assert [message["content"] for message in episode.messages[4:7]] == [
+        "0",
+        "No, it is from 1 to 20. Your guess?",
+        "no",
+    ]
+
+
+@pytest.mark.parametrize("name", ["agent.yaml", "larger.yaml"])
+def test_the_recipes_of_the_page_are_read(name: str) -> None:
+    [text] = re.findall(rf"```yaml\n# {name}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     tree = yaml.safe_load(text)
     tree["env"]["command"][0] = sys.executable
     assert build_config(tree).stages[0].env["name"] == "agent"
