@@ -144,6 +144,7 @@ COMMANDS = {  # command: its module, and its help
     "eval": ("evaluate", "evaluate a run, one of its checkpoints, or another model as a recipe says"),
     "compare": ("compare", "compare two models prompt by prompt, or two groups of runs seed by seed"),
     "generate": ("generate", "answer prompts (--prompt, --file, or one a line on standard input)"),
+    "serve": ("serve", "let any client of OpenAI's or Anthropic's form talk to a model"),
     "doctor": ("doctor", "say what is wrong with a run, worst first, and what to do"),
     "plot": ("plot", "draw one metric of several runs, with intervals over seeds"),
     "view": ("view", "look at runs in the browser: curves, groups, answers, tokens"),

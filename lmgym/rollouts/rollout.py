@@ -250,7 +250,7 @@ class RolloutLoop:
         if hasattr(self.envs, "hear"):
             players = {state.index: state.player for state in self.live}
             for index in asked:
-                self.envs.hear(index, players[index].tokens)
+                self.envs.hear(index, players[index].heard())
         answers = self.envs.step([(index, turns[index][-1].text, turns[index][-1].stop) for index in asked])
         steps = dict(zip(asked, answers, strict=True))
         for index in [] if self.one_turn else asked:  # a question's own environment takes no time

@@ -147,7 +147,9 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     if isinstance(predictions, str) and run.ranks.first:
         write = registry.load_attribute(predictions, "logs.predictions")
         write(run.folder, run.progress.version, split, result.episodes)
-    shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
+    shown = [name for name in results if name not in ("reward", "length/mean", "truncated")]
+    if all(name.startswith("environment") for name in shown):  # there is no reward of the recipe
+        shown = ["reward", *shown]
     run.console.evaluation(stage.step, {name: results[name] for name in shown if name in results}, split)
     kept: dict[str, Any] = {"stage": stage.config.name, "step": stage.step, "split": split}
     if judged.bins:
