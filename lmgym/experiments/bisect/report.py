@@ -28,7 +28,8 @@ def change_sentences(folder: Path, metric: str, change: Change | None) -> Iterat
     yield from (f"  {text}" for text in change.prompts)
     if change.moved:
         yield "what moved with it, the first to move first:" if change.point else "what stands out there:"
-        yield from (f"  step {one.step + 1}  {_moved(one)}" for one in change.moved)
+        unit = "standard errors" if change.point else "standard deviations"
+        yield from (f"  step {one.step + 1}  {_moved(one, unit)}" for one in change.moved)
     else:
         yield "no other metric moved clearly there"
     if change.strongest:
@@ -58,6 +59,6 @@ def parting_sentences(first: Path, second: Path, parting: Parting) -> Iterator[s
         yield f"and behind it: {', '.join(parting.others)}"
 
 
-def _moved(one: Moved) -> str:
-    errors = "from a constant" if math.isinf(one.errors) else f"{abs(one.errors):.0f} standard errors"
+def _moved(one: Moved, unit: str) -> str:
+    errors = "from a constant" if math.isinf(one.errors) else f"{abs(one.errors):.0f} {unit}"
     return f"{one.name}: {one.before:.4g} -> {one.after:.4g} ({errors})"
