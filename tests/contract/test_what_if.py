@@ -17,6 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.experiments.what_if.difference import compare_steps, effective_sample_size
 from lmgym.experiments.what_if.question import ask
 from lmgym.experiments.what_if.retake import flat
+from lmgym.experiments.what_if.trial import try_steps
 from lmgym.experiments.what_if.what_if import WhatIf, what_if
 from lmgym.logs.console import Console
 from lmgym.training.loop import train
@@ -233,3 +234,35 @@ def test_a_stranger_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "there is no run folder" in complaint(capsys, "what-if", tmp_path / "none")
     build_config(runs.tiny(out=str(tmp_path)))
     assert "it is no run" in complaint(capsys, "what-if", tmp_path)
+
+
+def test_steps_that_are_tried_are_those_of_two_real_runs(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change = "optimizer.learning_rate=0.3"
+    trial = try_steps(ask(folder, [change]), 1, 3, Console(quiet=True))  # from one step behind the beginning
+    other = Path(shutil.copytree(folder, tmp_path / "run"))
+    shutil.rmtree(other / "checkpoints")
+    train(load_config(folder / "recipe.yaml", [f"out={other}", "steps=1"]), Console(quiet=True))
+    train(load_config(other / "recipe.yaml", [change, f"out={other}", "steps=4"]), Console(quiet=True))
+    for side, place in enumerate((folder, other)):
+        trained = [one for one in runs.records(place / "metrics.jsonl") if one["kind"] == "train"]
+        for name, both in trial.curves.items():
+            assert both[side] == pytest.approx({one["step"]: one[name] for one in trained[1:]}, abs=1e-12)
+    assert trial.curves["reward"][0] != trial.curves["reward"][1]
+    assert trial.paired["reward"].difference.count == 8 and trial.held_out["reward"].difference.count == 2
+    arguments = [
+        "what-if",
+        str(folder),
+        "sampling.temperature=0.5",
+        "algorithm.group_size=2",
+        "--try",
+        "2",
+        "--step",
+        "3",
+    ]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "steps 3 to 4 taken twice" in said and "held-out prompts after step 4" in said
+    assert "1 to 2 steps" in complaint(capsys, "what-if", folder, change, "--step", "3", "--try", "3")
+    assert "with something changed" in complaint(capsys, "what-if", folder, "--try", "1")
