@@ -27,9 +27,9 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Moved:
-    """A metric that changed around the step: its means over the window before and behind its own `step`, and by how
-    many standard errors they differ; of a step that stands alone, the mean around it, its own number, and how many
-    standard deviations lie between. Example: Moved("entropy", 41, 2.1, 0.4, -12.0)"""
+    """A metric that changed around the step (NaN: it was not there): its means over the window before and behind its own
+    `step`, and by how many standard errors they differ; of a step that stands alone, the mean around it, its own number,
+    and how many standard deviations lie between. Example: Moved("entropy", 41, 2.1, 0.4, -12.0)"""
 
     name: str
     step: int
@@ -130,13 +130,19 @@ def _around(folder: Path, own: Stage, metric: str, place: int, point: ChangePoin
 def _moved(own: Stage, place: int, low: int, high: int) -> Iterator[Moved]:
     """The metrics that changed within a window around a place: each at the step that parts its numbers best."""
     for name, column in own.columns.items():
+        there = [place <= at for at in range(low, high) if not math.isnan(column[at])]
+        if len(there) >= LEAST and len({*there}) == 1:  # new there, or gone
+            known = mean([value for value in column[low:high] if not math.isnan(value)])
+            before, after = (math.nan, known) if there[0] else (known, math.nan)
+            yield Moved(name, own.steps[place], before, after, math.inf)
+            continue
         best: Moved | None = None
         for at in range(max(low + 3, place - LEAST), min(high - 3, place + LEAST) + 1):
-            before, after = ([v for v in part if not math.isnan(v)] for part in (column[low:at], column[at:high]))
-            if min(len(before), len(after)) >= 3:
-                errors = errors_apart(before, after)
+            sides = [[v for v in part if not math.isnan(v)] for part in (column[low:at], column[at:high])]
+            if min(map(len, sides)) >= 3:
+                errors = errors_apart(*sides)
                 if abs(errors) > CLEAR and (best is None or abs(errors) > abs(best.errors)):
-                    best = Moved(name, own.steps[at], mean(before), mean(after), errors)
+                    best = Moved(name, own.steps[at], mean(sides[0]), mean(sides[1]), errors)
         if best is not None:
             yield best
 

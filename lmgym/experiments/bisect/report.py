@@ -60,5 +60,9 @@ def parting_sentences(first: Path, second: Path, parting: Parting) -> Iterator[s
 
 
 def _moved(one: Moved, unit: str) -> str:
+    if math.isnan(one.before) or math.isnan(one.after):
+        return (
+            f"{one.name}: new, {one.after:.4g}" if math.isnan(one.before) else f"{one.name}: gone, was {one.before:.4g}"
+        )
     errors = "from a constant" if math.isinf(one.errors) else f"{abs(one.errors):.0f} {unit}"
     return f"{one.name}: {one.before:.4g} -> {one.after:.4g} ({errors})"

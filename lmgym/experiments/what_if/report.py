@@ -33,7 +33,8 @@ def introduction(result: WhatIf) -> Iterator[str]:
     """Which step it is, and whether it came out as the run has recorded it."""
     question, begin = result.question, result.begin
     count, groups = len(result.real.answers), len({one.group for one in result.real.answers.values()})
-    how = "recorded" if result.real.recorded else "taken from the data, or sampled again"
+    samples = question.real.stages[question.stage].source.samples
+    how = "as recorded" if result.real.recorded else "sampled again" if samples else "of the data"
     yield f"{question.folder}, stage {question.name}, step {begin.step + 1}: {count} answers in {groups} groups, {how}"
     if not result.unlike:
         yield (
