@@ -27,9 +27,9 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Moved:
-    """A metric that changed around the step (NaN: it was not there): its means over the window before and behind its own
-    `step`, and by how many standard errors they differ; of a step that stands alone, the mean around it, its own number,
-    and how many standard deviations lie between. Example: Moved("entropy", 41, 2.1, 0.4, -12.0)"""
+    """A metric that changed around the step (NaN: it was not there): its means over the window before and behind its
+    own `step`, and by how many standard errors they differ; of a step that stands alone, the mean around it, its own
+    number, and how many standard deviations lie between. Example: Moved("entropy", 41, 2.1, 0.4, -12.0)"""
 
     name: str
     step: int
