@@ -42,18 +42,18 @@ class Retaken:
 
 
 class GradientKept(Optimizer):
-    """An optimizer that keeps the gradient of its first step.
+    """An optimizer that keeps the gradient of its first step by the first so many of its parameters.
 
-    Example: stage.optimizer = GradientKept(stage.optimizer)"""
+    Example: stage.optimizer = GradientKept(stage.optimizer, count=len(policy.parameters()))"""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, count: int) -> None:
         self.__dict__.update(vars(optimizer))
-        self.first: list[Tensor] | None = None
+        self.count, self.first = count, None if count else torch.zeros(0)
 
     def step(self) -> float:
         if self.first is None:
-            gradients = [(p, p.grad) for p in self.parameters]
-            self.first = [torch.zeros_like(p) if own is None else own.detach().clone() for p, own in gradients]
+            gradients = [(p, p.grad) for p in self.parameters[: self.count]]
+            self.first = flat([torch.zeros_like(p) if own is None else own for p, own in gradients])
         return super().step()
 
 
@@ -91,18 +91,17 @@ def retake(steps: Steps, step: int, following: Batch | None = None, look_ahead: 
     stage, run = steps.stage, steps.stage.run
     parameters = run.policy.parameters()
     before = flat(parameters)
-    optimizer = stage.optimizer = GradientKept(stage.optimizer)
+    moves_policy = any(own is parameters[0] for own in stage.optimizer.parameters)
+    optimizer = stage.optimizer = GradientKept(stage.optimizer, len(parameters) if moves_policy else 0)
     steps.take(step)
-    moves_policy = any(own is parameters[0] for own in optimizer.parameters)
-    first = optimizer.first if moves_policy else None
     records = list(read_records(run.folder / METRICS))
     own = read_step(run.folder, stage.index, step)
     made = Retaken(
         record=next(one for one in records if one["kind"] == "train" and one["step"] == step),
         step=own,
         answers={index: read_episode(run.folder, stage.index, step, index) for index in own.episodes["index"]},
-        gradient=None if first is None else flat(first[: len(parameters)]),
-        moved=flat(parameters) - before,
+        gradient=optimizer.first if moves_policy else None,
+        moved=flat(parameters).sub_(before),
         recorded=steps.recorded,
         changed=[text for one in records if one["kind"] == "resume" for text in one["changed"]],
     )

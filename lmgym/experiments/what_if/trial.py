@@ -80,7 +80,8 @@ def try_steps(question: Question, step: int | None, count: int, console: Console
     held = {
         name: compare_paired(one.held_out[name], other.held_out[name], shares=is_share(name))
         for name in one.held_out
-        if name in other.held_out and all([*one.held_out[name], *other.held_out[name]])  # judged on both sides
+        if name in other.held_out
+        and all([*one.held_out[name], *other.held_out[name]])  # judged on both sides
         and (name != "reward" or rewards[0] == rewards[1])
     }
     return Trial(

@@ -1,5 +1,6 @@
 """`lmgym what-if RUN key=value ...`: what a changed recipe would have made of the answers of one step."""
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def what_if(question: Question, step: int | None = None, console: Console | None
         real = take_real(question, begin, place, look_ahead=bool(question.changes))
         unlike, compared = unlike_record(folder, stage, records[begin.step], real)
         check_same_answers(question, begin, real, unlike)
+        gc.collect()  # the first model goes before the second one comes
         changed = take_changed(question, begin, place, real) if question.changes else None
     difference = compare_steps(real, changed) if changed else None
     return WhatIf(question, begin, real, changed, unlike, compared, difference)
