@@ -181,6 +181,8 @@ COMMAND_LINES: dict[str, list[tuple[int, str]]] = {  # the exit status, and the 
     "compare": [(0, "{run}|{run}|--metric|exact_match"), (1, "{run}|{folder}/none{name}")],
     "generate": [(0, "{run}|--prompt|{hostile}|--verbose"), (0, "{run}|--prompt|{hostile}|--json")],
     "doctor": [(0, "{sample}"), (0, "{sample}|--json"), (0, "{run}")],
+    "what-if": [(0, "{run}"), (1, "{run}|--stage|no{hostile}"), (1, "{run}|{hostile}=1")],
+    "bisect": [(0, "{sample}"), (0, "{sample}|{run}"), (1, "{sample}|--metric|no{hostile}")],
     "plot": [(0, "{sample}|--metric|{hostile}|--out|{folder}/plot{name}.png"), (1, "{sample}|--metric|no{hostile}")],
     "view": [(0, "{sample}|--html|{folder}/page{name}.html")],
     "check": [(1, "{recipe}"), (0, "{run}|--memory")],
