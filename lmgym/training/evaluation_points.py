@@ -121,6 +121,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     seed, place = config.seed, {"kind": "evaluation", **stage.place, "split": split}
     result = Evaluation({}, [])
     if stage.algorithm.requirements.makes_policy:  # a reward model answers nothing
+        stage.source.settle()
         run.renew_engine()
         run.console.doing(f"answering {len(examples)} prompts of the {split} split")
         how = (seed, section.samples, config.reward_timeout, section.best_of, config.rewards_failed)

@@ -12,7 +12,7 @@ from typing import Any
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.requirements import ServedTeacher
 from lmgym.config.build import resolved
-from lmgym.config.schema import Stage
+from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
 from lmgym.envs.placement import make_envs, unguarded_sentence
 from lmgym.envs.vector import Envs
@@ -184,7 +184,7 @@ def begin_stage(run: Run) -> StageRun:
         optimizer=make_optimizer(algorithm, run.policy, section.optimizer),
         frozen_models=frozen,
         opponent=None if opponent is None else actor_of(config, opponent),
-        source=Ahead(algorithm.requirements) if config.engine.ahead and section.source.samples else section.source,
+        source=_source(config, section, algorithm),
         stream=_stream(run.data.training[index], section, config.seed),
         rewards=build_rewards(section.rewards),
         envs=envs,
@@ -198,6 +198,14 @@ def begin_stage(run: Run) -> StageRun:
     run.console.stage(section.name, index, len(config.stages))
     _begin_rewards(stage)
     return stage
+
+
+def _source(config: Config, section: Stage, algorithm: Algorithm) -> Source:
+    """Where the answers of a stage come from."""
+    engine = config.engine
+    if engine.ahead and section.source.samples:
+        return Ahead(algorithm.requirements, engine.ahead, beside=not engine.kind.shares_weights)
+    return section.source
 
 
 def _stream(examples: Sequence[Example], section: Stage, seed: int) -> Stream | Curriculum:
@@ -226,6 +234,7 @@ def save_checkpoint(stage: StageRun) -> None:
     each may hold a part of the weights."""
     run, progress = stage.run, stage.run.progress
     begun = progress.step > 0  # else the next stage begins, with its own optimizer and algorithm
+    stage.source.settle()
     policy = copies.gathered(run.policy)
     moments = checkpoint.moments(stage.optimizer.torch, keep=run.ranks.first) if begun else {}
     if begun:
