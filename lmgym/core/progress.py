@@ -69,7 +69,9 @@ def counted(things: Sequence[T], what: str, unit: str) -> Iterator[T]:
 
 class Teller:
     """Says what is being done, while nothing else is printed: on a terminal each second, in a line that goes again;
-    elsewhere a line after SILENCE seconds, and rarely after OFTEN of them. A display that has a live line of its own gives `show`."""
+    elsewhere a line after SILENCE seconds, and rarely after OFTEN of them. A display with a live line gives `show`.
+
+    Example: Teller([sys.stdout, sys.stderr]).tell()"""
 
     def __init__(self, streams: Sequence[Any]) -> None:
         self.streams = [styled(stream) for stream in streams]
