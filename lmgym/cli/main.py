@@ -15,6 +15,7 @@ from lmgym.config.packaged import hides_packaged, packaged_recipes
 from lmgym.config.schema_keys import recipe_keys
 from lmgym.core.errors import LmgymError, plain_warnings
 from lmgym.core.output import HarmlessOutput, surviving_output
+from lmgym.core.progress import told
 from lmgym.core.registry import suggest
 from lmgym.core.visible import visible
 
@@ -85,7 +86,8 @@ def _main(arguments: Sequence[str] | None, output: HarmlessOutput) -> int:
         print(FIRST_STEPS, end="")
         return 0
     try:
-        status = _run(given)
+        with told():
+            status = _run(given)
         # A run has its records. The other commands are there for what they print; but `lmgym list | head` is fine.
         if output.lost is not None and output.lost.errno != errno.EPIPE and given.verb != "train":
             raise LmgymError(f"standard output cannot be written: {output.lost.strerror}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.envs.base import Env
 from lmgym.envs.past import WHOLE, Past
 from lmgym.envs.single_turn import SingleTurn
@@ -113,6 +114,7 @@ def demonstrate(
     return episodes
 
 
+@doing("judging the answers")
 def apply_rewards(
     episodes: Sequence[Episode],
     rewards: Sequence[Reward],

@@ -9,6 +9,7 @@ from lmgym.batch import collate
 from lmgym.config.schema import Stage, is_played
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.envs.vector import Envs
 from lmgym.logs.console import Sample
 from lmgym.logs.formatting import json_text
@@ -77,6 +78,7 @@ def finish(run: Run) -> None:
     run.ranks.wait()
 
 
+@doing("saving the model")
 def save_result(run: Run, stage: Stage, name: str, policy: Policy) -> None:
     """Write what a stage makes, a language model or a reward model, as the run's `name`, whole or not at all."""
     required = stage.algorithm.requirements
@@ -88,6 +90,7 @@ def save_result(run: Run, stage: Stage, name: str, policy: Policy) -> None:
     checkpoint.write_folder(run.folder / name, lambda folder: save_reward_model(folder, policy, facts, kind))
 
 
+@doing("writing the results")
 def _write_results(run: Run, final: Policy) -> None:
     save_result(run, run.config.stages[-1], "final", final)
     evaluations = run.progress.evaluations

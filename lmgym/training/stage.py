@@ -14,6 +14,7 @@ from lmgym.algorithms.requirements import ServedTeacher
 from lmgym.config.build import resolved
 from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.envs.placement import make_envs, unguarded_sentence
 from lmgym.envs.vector import Envs
 from lmgym.inference.served_teacher import EndpointTeacher
@@ -229,6 +230,7 @@ def _begin_rewards(stage: StageRun) -> None:
         )
 
 
+@doing("saving a checkpoint")
 def save_checkpoint(stage: StageRun) -> None:
     """Write a checkpoint of the run as it is now and delete the oldest. Only the first rank writes; all take part, as
     each may hold a part of the weights."""
