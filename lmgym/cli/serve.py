@@ -1,6 +1,7 @@
 """`lmgym serve`: talk to a model with any client of OpenAI's or Anthropic's form."""
 
 import argparse
+import signal
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -33,5 +34,6 @@ def run(given: argparse.Namespace) -> None:
         print("# Ctrl-C ends it; whoever has the key can ask", flush=True)
 
     named = read_model(given)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background process would ignore it
     with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
         serve_model(named, given.port, given.ignored, say)

@@ -32,10 +32,16 @@ def check_keys(node: Schema, tree: Any, where: str = "") -> None:
         inner = [property for name, property in known if re.fullmatch(name, str(key))]
         if not inner and key not in FORMER:
             names = [name for name, _ in known if name.isidentifier()]
-            section = f" in '{where.lstrip('.')}'" if where else ""
-            raise LmgymError(f"unknown key '{key}'{section}; {registry.suggest(str(key), names)}")
+            raise LmgymError(f"unknown key {_placed(where.lstrip('.'), str(key))}; {registry.suggest(str(key), names)}")
         if len(inner) == 1:
             check_keys(inner[0], value, f"{where}.{key}")
+
+
+def _placed(where: str, key: str) -> str:
+    """A key and its section, in the words of the build: arguments are named by their path."""
+    if where.rpartition(".")[2] in ("task", "env", "runs"):
+        return f"'{where}.{key}'"
+    return f"'{key}' in '{where}'" if where else f"'{key}'"
 
 
 def _known(node: Schema, tree: Mapping[str, Any]) -> Sequence[tuple[str, Schema]] | None:

@@ -78,7 +78,10 @@ def test_a_poisoned_batch_is_found(tmp_path: Path) -> None:
 
     registry.register("reward", "poisoned_once")(poison)
     rewards = runs.TINY["rewards"] | {"poisoned_once": 1.0}
-    folder = runs.run(tmp_path / "run", **LONG | {"rewards": rewards})
+    try:
+        folder = runs.run(tmp_path / "run", **LONG | {"rewards": rewards})
+    finally:
+        registry._registered["reward"].pop("poisoned_once")
     change = find_change(folder, "advantage/std")
     assert change is not None and change.alone and change.step == AT
     assert "gradient_norm" in [one.name for one in change.moved] and change.strongest

@@ -92,14 +92,17 @@ def test_a_trained_run_is_served_until_ctrl_c(tmp_path: Path, capfd: pytest.Capt
     words = [sys.executable, "-m", "lmgym", "serve", str(run), "--port", "0", "--ignored", "temperature"]
     path = os.pathsep.join([str(runs.ROOT), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as server:
-        assert server.stdout is not None
-        told = "".join(server.stdout.readline() for _ in range(5))
-        variables = dict(re.findall(r"export (\w+)=(\S+)", told))
-        assert len(variables) == 4 and variables["ANTHROPIC_BASE_URL"] + "/v1" == variables["OPENAI_BASE_URL"]
-        reply = ask(variables, "chat/completions", messages=user("2+2="), temperature=0.3)
-        assert isinstance(reply["choices"][0]["message"]["content"], str)
-        port = variables["OPENAI_BASE_URL"].split("/")[2].split(":")[1]
-        assert main(["serve", str(run), "--port", port]) == 1
-        assert f"port {port} of this machine cannot be used" in capfd.readouterr().err
-        server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 0
+        try:
+            assert server.stdout is not None
+            told = "".join(server.stdout.readline() for _ in range(5))
+            variables = dict(re.findall(r"export (\w+)=(\S+)", told))
+            assert len(variables) == 4 and variables["ANTHROPIC_BASE_URL"] + "/v1" == variables["OPENAI_BASE_URL"]
+            reply = ask(variables, "chat/completions", messages=user("2+2="), temperature=0.3)
+            assert isinstance(reply["choices"][0]["message"]["content"], str)
+            port = variables["OPENAI_BASE_URL"].split("/")[2].split(":")[1]
+            assert main(["serve", str(run), "--port", port]) == 1
+            assert f"port {port} of this machine cannot be used" in capfd.readouterr().err
+            server.send_signal(signal.SIGINT)
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
