@@ -1,9 +1,10 @@
-"""GRPO one step ahead (`engine.ahead: 1`) by each form of importance correction, beside GRPO on new answers.
+"""GRPO some steps ahead (`engine.ahead`) by each form of importance correction, beside GRPO on new answers.
 
     python -m benchmarks.older_answers --seeds 0 1 2 --out runs/older_answers
+    python -m benchmarks.older_answers --ahead 1 2 4 8 --forms "clip alone" "truncated, by token" icepop
 
-Task, warm start, steps and evaluations are those of `benchmarks.algorithms`. Each run has a generator and a training
-process, so one runs at a time. Prints a Markdown table: the accuracy on unseen numbers, and what the weights were.
+Task, warm start, steps and evaluations are those of `benchmarks.algorithms`. One process samples ahead in turn, which
+gives the bits of a pool. Prints a Markdown table: the accuracy on unseen numbers, and what the weights were.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from benchmarks.training import train
 
 FORMS: dict[str, dict[str, Any]] = {  # algorithm.correction
     "new answers": {"name": "none"},
+    "clip alone": {"name": "sampler"},  # the ratio to what the sampler said, as PPO has it
     "all weights as they are": {"name": "truncated", "cap": 1e6},
     "truncated, by token": {"name": "truncated", "cap": 2.0},
     "truncated, by sequence": {"name": "truncated", "cap": 2.0, "level": "sequence"},
@@ -30,16 +32,15 @@ FORMS: dict[str, dict[str, Any]] = {  # algorithm.correction
     "truncated, rejection by sequence": {"name": "truncated", "cap": 2.0, "mismatch_bound": 1.02},
     "truncated, off-policy mask": {"name": "truncated", "cap": 2.0, "off_policy_threshold": 0.05},
 }
-METRICS = ("importance/mean", "importance/capped", "importance/left_out")
+METRICS = ("sampler_logprob_gap", "ratio/clipped", "importance/mean", "importance/capped", "importance/left_out")
 
 
-def one_run(form: str, seed: int, start: Path, given: argparse.Namespace) -> dict[str, Any]:
+def one_run(form: str, ahead: int, seed: int, start: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Train GRPO with one form of correction: its evaluations, and the means of the metrics of its weights."""
-    name = f"{form.replace(', ', '-').replace(' ', '_')}-{seed}"
+    name = f"{form.replace(', ', '-').replace(' ', '_')}-{ahead}-{seed}"
     recipe = recipe_of("grpo", start, given.steps, given.every, answers=256)
     recipe["algorithm"] |= {"correction": FORMS[form]}
-    if form != "new answers":
-        recipe["engine"] = {"name": "pool", "workers": 1, "threads": 1, "unit": 256, "ahead": 1}
+    recipe["engine"] = {"unit": 256, "ahead": ahead}
     path, run = given.out / f"{name}.yaml", given.out / name
     path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     if not (run / "summary.json").exists():
@@ -52,8 +53,10 @@ def one_run(form: str, seed: int, start: Path, given: argparse.Namespace) -> dic
                 means.setdefault(metric, []).append(record.get(metric, float("nan")))
         elif record["split"] == "validation":
             curve.append({"answers": answers, "accuracy": record["final_answer"]})
-    print(f"{form}, seed {seed}: {curve[0]['accuracy']:.3f} to {curve[-1]['accuracy']:.3f}", flush=True)
-    return {"form": form, "seed": seed, "curve": curve} | {key: statistics.mean(own) for key, own in means.items()}
+    print(f"{form}, {ahead} ahead, seed {seed}: {curve[0]['accuracy']:.3f} to {curve[-1]['accuracy']:.3f}", flush=True)
+    return {"form": form, "ahead": ahead, "seed": seed, "curve": curve} | {
+        key: statistics.mean(own) for key, own in means.items()
+    }
 
 
 def main() -> None:
@@ -62,7 +65,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=10, help="steps between two evaluations (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/older_answers"))
+    parser.add_argument("--ahead", type=int, nargs="+", default=[1])
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=[*FORMS])
     given = parser.parse_args()
+    forms = list(dict.fromkeys(["new answers", *given.forms]))
+    plans = [(form, ahead) for form in forms for ahead in ([0] if form == "new answers" else given.ahead)]
     given.out = given.out.absolute()
     given.out.mkdir(parents=True, exist_ok=True)
     results = []
@@ -70,17 +77,19 @@ def main() -> None:
         start = given.out / f"start-{seed}"
         if not (start / "summary.json").exists():
             train(RECIPE, [f"seed={seed}", f"out={start}", "stages.rl.steps=1", "checkpoint.keep=1000", "threads=1"])
-        results += [one_run(form, seed, end_of_warm_start(start), given) for form in FORMS]
+        results += [one_run(form, ahead, seed, end_of_warm_start(start), given) for form, ahead in plans]
     (given.out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    print(f"| form | before | after {256 * given.steps:,} answers [95%] | by seed | mean weight | outside | left out |")
-    print("|---|---|---|---|---|---|---|")
-    for form in FORMS:
-        own = [one for one in results if one["form"] == form]
+    print(
+        f"| form | ahead | before | after {256 * given.steps:,} answers [95%] | by seed | gap, nats | clipped | "
+        "mean weight | outside | left out |\n|---|---|---|---|---|---|---|---|---|---|"
+    )
+    for form, ahead in plans:
+        own = [one for one in results if (one["form"], one["ahead"]) == (form, ahead)]
         by_seed = ", ".join(f"{one['curve'][-1]['accuracy']:.3f}" for one in own)
         before, end = (after(own, "answers", most) for most in (0, 256 * given.steps))
         means = [statistics.mean(one[metric] for one in own) for metric in METRICS]
         shares = " | ".join("" if math.isnan(mean) else f"{mean:.4f}" for mean in means)
-        print(f"| {form} | {before.mean:.3f} | {end} | {by_seed} | {shares} |")
+        print(f"| {form} | {ahead} | {before.mean:.3f} | {end} | {by_seed} | {shares} |")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from lmgym.config.packaged import hides_packaged, packaged_recipes
 from lmgym.config.schema_keys import recipe_keys
 from lmgym.core.errors import LmgymError, plain_warnings
 from lmgym.core.output import HarmlessOutput, surviving_output
+from lmgym.core.progress import told
 from lmgym.core.registry import suggest
 from lmgym.core.visible import visible
 
@@ -32,6 +33,9 @@ EPILOG = """examples:
   lmgym compare runs/a runs/b                                     the same problems: the difference and its interval
   lmgym compare 'runs/a-*' 'runs/b-*'                             two groups of seeds, paired by seed
   lmgym doctor runs/quickstart                                    what is wrong with a run, and what to do
+  lmgym what-if runs/quickstart algorithm.kl_coefficient=0.1      a step again under another recipe: what differs
+  lmgym bisect runs/quickstart --metric entropy                   when it changed, and what changed with it
+  lmgym bisect runs/a runs/b                                      the first number in which two runs differ
   lmgym plot runs/a runs/b --metric reward --out reward.svg       one metric of several runs, for a paper
   lmgym view runs/quickstart                                      a page: curves, groups of answers, tokens
   lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
@@ -82,7 +86,8 @@ def _main(arguments: Sequence[str] | None, output: HarmlessOutput) -> int:
         print(FIRST_STEPS, end="")
         return 0
     try:
-        status = _run(given)
+        with told():
+            status = _run(given)
         # A run has its records. The other commands are there for what they print; but `lmgym list | head` is fine.
         if output.lost is not None and output.lost.errno != errno.EPIPE and given.verb != "train":
             raise LmgymError(f"standard output cannot be written: {output.lost.strerror}")
@@ -144,7 +149,10 @@ COMMANDS = {  # command: its module, and its help
     "eval": ("evaluate", "evaluate a run, one of its checkpoints, or another model as a recipe says"),
     "compare": ("compare", "compare two models prompt by prompt, or two groups of runs seed by seed"),
     "generate": ("generate", "answer prompts (--prompt, --file, or one a line on standard input)"),
+    "serve": ("serve", "let any client of OpenAI's or Anthropic's form talk to a model"),
     "doctor": ("doctor", "say what is wrong with a run, worst first, and what to do"),
+    "what-if": ("what_if", "take a step of a run again under a changed recipe: what would have been different"),
+    "bisect": ("bisect", "say when a metric of a run changed and what changed with it, or where two runs part"),
     "plot": ("plot", "draw one metric of several runs, with intervals over seeds"),
     "view": ("view", "look at runs in the browser: curves, groups, answers, tokens"),
     "check": ("check", "a dry run of a recipe: loads everything, samples once, reports problems"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 
 if TYPE_CHECKING:
     from lmgym.config.schema import Config
@@ -32,7 +33,8 @@ def quick_imports() -> Iterator[None]:
     collects = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with doing("loading PyTorch"):
+            yield
     finally:
         if collects:
             gc.enable()

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.packaged import find_recipe
-from lmgym.config.schema_keys import stage_keys, top_level_keys
+from lmgym.config.schema_keys import recipe_schema, stage_keys, top_level_keys
+from lmgym.config.unknown_keys import check_keys
 from lmgym.config.yaml import apply_override, read_yaml
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
@@ -31,6 +32,8 @@ def check_early(what: str, overrides: Sequence[str]) -> None:
         for key in tree:
             if key not in keys:
                 raise LmgymError(f"unknown key '{key}'; {registry.suggest(str(key), keys)}")
+        if not tree.get("plugins"):
+            check_keys(recipe_schema(), tree)
         stages = tree.get("stages")
         for section in (tree, *(stages if isinstance(stages, list) else ())):
             if isinstance(section, Mapping) and not tree.get("plugins"):  # which may register any name

@@ -17,7 +17,7 @@ def recipe_keys(tree: Mapping[str, Any]) -> dict[str, Schema]:
     them, and of a section with a name (an algorithm, a task) those of the name in `tree`.
 
     Example: recipe_keys({"algorithm": "grpo"})["algorithm.group_size"]["default"] -> 8"""
-    nodes = dict(_keys(_schema(), tree))
+    nodes = dict(_keys(recipe_schema(), tree))
     stages = tree.get("stages")
     for number, own in enumerate(stages if isinstance(stages, list) else []):
         merged = {**tree, **own} if isinstance(own, dict) else tree
@@ -30,7 +30,7 @@ def top_level_keys() -> list[str]:
     """The keys at the top of a recipe.
 
     Example: top_level_keys() -> ["seed", "out", "threads", ...]"""
-    return list(_schema()["properties"])
+    return list(recipe_schema()["properties"])
 
 
 def stage_keys() -> set[str]:
@@ -42,7 +42,7 @@ def _keys(node: Schema, tree: Any, depth: int = DEEPEST) -> Iterator[tuple[str, 
     """The dotted keys of an object, each with its schema. `tree` is what the recipe says there: of a section that has a
     name, the keys are those of that name."""
     own = tree if isinstance(tree, Mapping) else {"name": tree}
-    for variant in _variants(node):
+    for variant in variants(node):
         properties: Mapping[str, Schema] = variant.get("properties", {})
         names = properties.get("name", {}).get("enum")
         if depth and (not names or own.get("name") is None or own["name"] in names):
@@ -53,31 +53,32 @@ def _keys(node: Schema, tree: Any, depth: int = DEEPEST) -> Iterator[tuple[str, 
 
 def values_of(node: Schema) -> Iterator[str]:
     """The values of a key with few: names, true and false."""
-    for variant in _variants(node):
+    for variant in variants(node):
         yield from (str(value) for value in variant.get("enum", []))
         if variant.get("type") == "boolean":
             yield from ("true", "false")
 
 
-def _variants(node: Schema) -> Iterator[Schema]:
+def variants(node: Schema) -> Iterator[Schema]:
     """A schema, and whatever it refers to or offers as alternatives."""
     yield node
     inner = [*node.get("allOf", []), *node.get("anyOf", [])]
     if "$ref" in node:
-        target: Any = _schema()
+        target: Any = recipe_schema()
         for part in node["$ref"].removeprefix("#/").split("/"):
             target = target[part]
         inner.append(target)
     for one in inner:
-        yield from _variants(one)
+        yield from variants(one)
 
 
 def _stage() -> Schema:
-    stage: Schema = next(node for node in _variants(_schema()["properties"]["stages"]) if "items" in node)["items"]
+    stage: Schema = next(node for node in variants(recipe_schema()["properties"]["stages"]) if "items" in node)["items"]
     return stage
 
 
 @cache
-def _schema() -> Schema:
+def recipe_schema() -> Schema:
+    """The JSON Schema of recipes."""
     schema: Schema = json.loads((FOLDER / "recipe.schema.json").read_text(encoding="utf-8"))
     return schema

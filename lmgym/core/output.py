@@ -4,8 +4,9 @@ which no words can steer a terminal."""
 import io
 import os
 import sys
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
@@ -14,6 +15,7 @@ from lmgym.core.visible import harmless
 
 class SurvivingOutput:
     """A text stream that drops what cannot be written, and keeps the error as `lost`. All else is the stream's own.
+    `written` is when something was last written (time.monotonic); `before_write` is called before.
 
     A file's stream is written without its buffer: text that waits in a buffer would fail again when Python exits.
 
@@ -26,6 +28,8 @@ class SurvivingOutput:
     def __init__(self, stream: TextIO | None) -> None:
         self.stream: Any = stream or io.StringIO()  # Python has no stream where the caller has closed the descriptor
         self.lost: OSError | None = None
+        self.written = time.monotonic()
+        self.before_write: Callable[[], None] | None = None
         # Other kinds of stream (a notebook's, a test's) do not write to their descriptor, if they have one at all.
         self._descriptor = stream.fileno() if type(stream) is io.TextIOWrapper and _is_file(stream) else None
 
@@ -33,6 +37,9 @@ class SurvivingOutput:
         """Write the text. Returns its length, as every stream does, whether it was written or not."""
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
         data = text.encode(encoding, "backslashreplace")
+        if self.before_write is not None:
+            self.before_write()
+        self.written = time.monotonic()
         try:
             if self._descriptor is None:
                 self.stream.write(data.decode(encoding))

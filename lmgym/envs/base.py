@@ -1,7 +1,7 @@
 """The protocol of environments: text in, text out, one object per episode. Imports no torch."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ class Branch:
     The messages of its step are then the whole conversation. The first `covered` of them end with the answer of turn
     number `turn` (0 is the first): their tokens stay as they are, and only the others are new. Without a turn, all are.
     Where the newest turn goes on, so does its row; else a row begins, in which all earlier tokens are prompt. `stop`
-    and `template` replace those of the opening.
+    and `template` replace those of the opening. `bare`: the one message is a prompt without chat template.
 
     Example: Branch(turn=0, covered=2)"""
 
@@ -24,6 +24,19 @@ class Branch:
     covered: int = 0
     stop: tuple[str, ...] = ()
     template: Mapping[str, Any] = field(default_factory=dict)
+    bare: bool = False
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What an environment may know of a turn's tokens: how many were there to read, and how many were sampled (the end
+    of sequence counts). `tokens` gives the sampled ones, without that end, as texts with their log-probabilities.
+
+    Example: Heard(12, 2, lambda: [("4", -0.1)])"""
+
+    prompt: int
+    sampled: int
+    tokens: Callable[[], list[tuple[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -65,8 +78,7 @@ class Env(Protocol):
     - `stop: tuple[str, ...]`, strings that end each turn of the policy, in addition to those of the recipe;
     - `demonstrate() -> str`, the answer that a supervised stage imitates now;
     - `close()`, called at the end of the episode;
-    - `hear(tokens)`, called before each step (in the training process only) with a function that returns the turn's
-      tokens, as texts with their log-probabilities;
+    - `hear(turn)`, called before each step (in the training process only) with what is `Heard` of the turn's tokens;
     - `players: int`, the number of players; `first: int`, the player who begins; `learners`, the players whose turns
       train (default: all). Each player has a separate conversation and a separate episode."""
 

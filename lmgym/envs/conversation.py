@@ -157,7 +157,8 @@ class Conversation:
         self._history.append({"role": "assistant", "content": text})
         if stop in ("length", "context"):
             return Step(truncated=True, info=_counts())
-        calls = parse_calls(text, self.max_calls) if self._tools else []
+        schemas = {name: tool.schema["function"]["parameters"] for name, tool in self._tools.items()}
+        calls = parse_calls(text, self.max_calls, schemas) if self._tools else []
         if not calls:
             return self._answer_as_user()
         names = [getattr(call, "name", "") for call in calls]

@@ -1,28 +1,28 @@
-"""Any program that talks to an OpenAI endpoint, as an environment: it asks, the policy answers (docs/agents.md)."""
+"""Any program that talks to an endpoint of OpenAI's or Anthropic's form, as an environment: it asks, the policy answers
+(docs/agents.md)."""
 
 import asyncio
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Literal
 
 from lmgym.core import registry
 from lmgym.core.constraints import PositiveFloat, PositiveInt
 from lmgym.core.errors import LmgymError, represent, shortened
 from lmgym.core.validation import Section
-from lmgym.envs.base import Branch, Step
-from lmgym.envs.conversation import HOW_TO_CALL
-from lmgym.envs.tools.parsing import MISTRAL, OPEN, Call, parse_calls
+from lmgym.envs.base import Branch, Heard, Step
+from lmgym.envs.replies import reply_of, with_tools
 from lmgym.envs.vector import reward_number
 from lmgym.gateway.server import gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
-from lmgym.gateway.wire import SAMPLING, Answer, ChatRequest, Refused, Reply, Said
+from lmgym.gateway.wire import SAMPLING, Answer, ChatRequest, Refused
 from lmgym.processes.keeper import Outcome, Program
-from lmgym.types import Example, Message
+from lmgym.types import BarePrompt, Example, Prompt
 
 LOCAL = "127.0.0.1,localhost"  # never asked through a proxy
 
@@ -30,9 +30,9 @@ LOCAL = "127.0.0.1,localhost"  # never asked through a proxy
 @registry.register("env", "agent")
 @dataclass(kw_only=True)
 class AgentProgram(Section):
-    """A program for each episode. It finds the policy at OPENAI_BASE_URL with OPENAI_API_KEY, the example as JSON on
-    its standard input, and a seed for what it draws itself in LMGYM_SEED; it works in a folder of its own. Each of its
-    requests is a turn of the policy.
+    """A program for each episode. It finds the policy at OPENAI_BASE_URL with OPENAI_API_KEY (or the same of
+    ANTHROPIC), the example as JSON on its standard input, and a seed for what it draws itself in LMGYM_SEED; it works
+    in a folder of its own. Each of its requests is a turn of the policy.
 
     - `command`: the program and its arguments; those that are files here are given by their full path.
     - `reward`: `printed` (the last line of its output is JSON such as {"reward": 1.0}), or `none`: the recipe's
@@ -73,9 +73,9 @@ class AgentProgram(Section):
             raise LmgymError(f"key 'env.ignored' may name {', '.join(SAMPLING)}, not '{unknown[0]}'")
         self._program: Program | None = None
         self._waiting: Waiting | None = None  # the request that is being answered
-        self._tokens: tuple[tuple[str, float], ...] | None = None
+        self._heard = Heard(0, 0, list)
 
-    async def reset(self, example: Example, seed: int) -> Sequence[Message]:
+    async def reset(self, example: Example, seed: int) -> Prompt:
         self.close()
         self._tree, self._mailbox, self._left = Tree(), Mailbox[Outcome](), self.seconds
         self._address, key = gateway_of(os.getpid()).open(self._mailbox, tuple(self.ignored))
@@ -93,21 +93,21 @@ class AgentProgram(Section):
         if step.branch is None:
             raise RuntimeError("the program ended without a request to the policy")
         self.template, self.stop = step.branch.template, step.branch.stop
-        return step.messages
+        return BarePrompt(step.messages[0]["content"]) if step.branch.bare else list(step.messages)
 
-    def hear(self, tokens: Callable[[], list[tuple[str, float]]]) -> None:
-        """The tokens of the turn that `step` gets next, for a request that wants them."""
-        self._tokens = tuple(tokens()) if self._waiting is not None and self._waiting.request.logprobs else None
+    def hear(self, turn: Heard) -> None:
+        """The tokens of the turn that `step` gets next."""
+        self._heard = turn
 
     async def step(self, text: str, stop: str) -> Step:
         waiting = self._waiting
         if waiting is None:
             raise RuntimeError("step() before reset()")
-        reply = _reply(text, stop, waiting.request, self._tree.count)
+        reply, heard = reply_of(text, stop, waiting.request, self._tree.count), self._heard
         self._tree.record(waiting.request, reply.said, text)
-        if waiting.request.logprobs:
-            reply = replace(reply, tokens=self._tokens or ())
-        self._answer.replies.append(reply)
+        tokens = tuple(heard.tokens()) if waiting.request.logprobs else None
+        self._answer.replies.append(replace(reply, tokens=tokens, sampled=heard.sampled))
+        self._answer.prompt = heard.prompt
         if len(self._answer.replies) < waiting.request.choices:
             return self._ask(waiting.request)
         self._waiting = None
@@ -149,18 +149,11 @@ class AgentProgram(Section):
         """The request as a step of the environment."""
         if self._tree.count >= self.max_turns:
             return Step(truncated=True)
-        place, messages = self._tree.place(request), self._tree.messages(request)
-        template: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
-        covered = place.covered
-        if request.tools and self.tool_prompt == "system":
-            told, template = HOW_TO_CALL + "\n".join(json.dumps(t["function"]) for t in request.tools), {}
-            if messages[0]["role"] == "system":
-                messages[0]["content"] += "\n\n" + told
-            else:
-                messages.insert(0, {"role": "system", "content": told})
-                covered += place.turn is not None
+        place, said = self._tree.place(request), self._tree.messages(request)
+        messages, template = with_tools(said, request, self.tool_prompt)
+        covered = place.covered + (len(messages) - len(said) if place.turn is not None else 0)
         forks = self._tree.count > 0 and place.turn != self._tree.count - 1
-        branch = Branch(place.turn, covered, request.stop, template)
+        branch = Branch(place.turn, covered, request.stop, template, request.bare)
         return Step(messages, branch=branch, info={"forks": float(forks)})
 
     def _earned(self, outcome: Outcome) -> float:
@@ -185,25 +178,6 @@ class AgentProgram(Section):
         return reward_number(tree["reward"])
 
 
-def _reply(text: str, stop: str, request: ChatRequest, number: int) -> Reply:
-    """The policy's turn as the program reads it: without the stop string, and with the calls of tools, if all of them
-    can be read."""
-    # 1. The text up to a stop string of the request.
-    ends = [text.index(end) for end in request.stop if stop == "stop" and end in text]
-    text = text[: min(ends)] if ends else text
-    # 2. The calls.
-    calls = parse_calls(text) if request.tools else []
-    readable = [call for call in calls if isinstance(call, Call)]
-    if not calls or len(readable) < len(calls):
-        return Reply(Said("assistant", text), "length" if stop in ("length", "context") else "stop")
-    made = tuple(
-        (f"call_{number}_{place}", call.name, json.dumps(call.arguments, ensure_ascii=False))
-        for place, call in enumerate(readable)
-    )
-    mark = next((mark for mark in (OPEN, MISTRAL) if mark in text), text)
-    return Reply(Said("assistant", text.partition(mark)[0].strip(), made), "tool_calls")
-
-
 @cache
 def _room(process: int, parallel: int) -> asyncio.Semaphore:
     """Of this process: room for so many programs that work."""
@@ -217,7 +191,14 @@ def _variables(address: str, key: str, seed: int) -> dict[str, str]:
         given["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, given["PYTHONPATH"].split(os.pathsep)))
     for name in ("NO_PROXY", "no_proxy"):
         given[name] = ",".join(filter(None, [given.get(name, ""), LOCAL]))
-    return {**given, "OPENAI_BASE_URL": address, "OPENAI_API_KEY": key, "LMGYM_SEED": str(seed % 2**32)}
+    given.pop("ANTHROPIC_AUTH_TOKEN", None)  # a client would send it too
+    return {**given, **addresses(address, key), "LMGYM_SEED": str(seed % 2**32)}
+
+
+def addresses(address: str, key: str) -> dict[str, str]:
+    """The variables in which the official clients look for a server and its key."""
+    places = {"OPENAI_BASE_URL": address, "ANTHROPIC_BASE_URL": address.removesuffix("/v1")}
+    return {**places, "OPENAI_API_KEY": key, "ANTHROPIC_API_KEY": key}
 
 
 def _full(word: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError, describe, represent
 from lmgym.core.validation import check_text
-from lmgym.envs.base import Env, Step
+from lmgym.envs.base import Env, Heard, Step
 from lmgym.processes.coroutines import results_of
 from lmgym.types import Example, Message
 
@@ -92,11 +92,10 @@ class InProcess:
     def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | EnvFailure]:
         return self._ask([item[0] for item in items], [partial(self._reset, *item) for item in items], self._opening)
 
-    def hear(self, index: int, tokens: Callable[[], list[tuple[str, float]]]) -> None:
-        """Tell an environment that has a method `hear` how to get the tokens, with their log-probabilities, of the turn
-        that its next step is about."""
+    def hear(self, index: int, turn: Heard) -> None:
+        """Tell an environment that has a method `hear` of the tokens of the turn that its next step is about."""
         if hear := getattr(self.envs[index], "hear", None):
-            hear(tokens)
+            hear(turn)
 
     def step(self, items: Sequence[tuple[int, str, str]]) -> list[Step | EnvFailure]:
         indices = [item[0] for item in items]

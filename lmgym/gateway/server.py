@@ -14,15 +14,26 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from lmgym.core.errors import LmgymError
+from lmgym.gateway.chat import CHAT
+from lmgym.gateway.completions import COMPLETIONS
+from lmgym.gateway.messages import MESSAGES
 from lmgym.gateway.session import Mailbox, Waiting
-from lmgym.gateway.wire import Refused, chat_body, chat_events, read_json, read_request
+from lmgym.gateway.wire import Refused, read_json
 
 LARGEST = 2**23  # bytes of a request's body
 IDLE = 600.0  # seconds that a connection may be silent: clients keep theirs open between requests
 LINGERING = 2.0  # seconds that a refused client may stay silent before its connection is closed
 MOST_CONNECTIONS = 1024
 MODEL = "policy"
-CHAT = "chat/completions"
+FORMS = {"chat/completions": CHAT, "completions": COMPLETIONS, "messages": MESSAGES}
+ERRORS = {  # by status; both kinds of clients look at the status, and read `message`
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 
 class Gateway:
@@ -32,9 +43,14 @@ class Gateway:
         >>> address, key = gateway_of(os.getpid()).open(mailbox, ignored=())
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
+        """On any free port, or on this one. Raises LmgymError if it is taken."""
         self._sessions: dict[str, tuple[str, Mailbox[Any], tuple[str, ...]]] = {}
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+        try:
+            self._server = _Server(("127.0.0.1", port), _Handler)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise LmgymError(f"port {port} of this machine cannot be used: {why}; take another") from None
         self._server.gateway = self
         threading.Thread(target=self._server.serve_forever, name="gateway", daemon=True).start()
 
@@ -52,7 +68,7 @@ class Gateway:
         """A session's mailbox, and what it ignores. Raises Refused without the right key."""
         expected, mailbox, ignored = self._sessions.get(name, (secrets.token_urlsafe(32), None, ()))
         if not hmac.compare_digest(expected.encode(), key.encode()) or mailbox is None:
-            raise Refused("there is no such session, or this is not its key (OPENAI_API_KEY)", 401)
+            raise Refused("there is no such session, or this is not its key (OPENAI_API_KEY, ANTHROPIC_API_KEY)", 401)
         return mailbox, ignored
 
 
@@ -92,8 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         try:
-            mailbox, ignored = self._session(CHAT)
-            request = read_request(read_json(self._body()), ignored)
+            mailbox, ignored, action = self._session(*FORMS)
+            form = FORMS[action]
+            request = form.read(read_json(self._body()), ignored)
             waiting = Waiting(request)
             mailbox.put(waiting)
             try:
@@ -103,37 +120,40 @@ class _Handler(BaseHTTPRequestHandler):
         except Refused as refused:
             return self._refuse(refused)
         if request.stream:
-            self._send(200, b"".join(chat_events(answer, MODEL)), "text/event-stream")
+            self._send(200, b"".join(form.events(answer, request, MODEL)), "text/event-stream")
         else:
-            self._send(200, json.dumps(chat_body(answer, MODEL)).encode())
+            self._send(200, json.dumps(form.body(answer, MODEL)).encode())
 
     def do_GET(self) -> None:
         try:
             self._session("models")
         except Refused as refused:
             return self._refuse(refused)
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "lmgym"}
-        self._send(200, json.dumps({"object": "list", "data": [model]}).encode())
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "lmgym"}  # as OpenAI's clients read it
+        model |= {"type": "model", "display_name": MODEL, "created_at": "1970-01-01T00:00:00Z"}  # as Anthropic's
+        models = {"object": "list", "data": [model], "has_more": False, "first_id": MODEL, "last_id": MODEL}
+        self._send(200, json.dumps(models).encode())
 
     def log_message(self, *given: Any) -> None:
         """Nothing is printed: a request is no event of the run."""
 
-    def _session(self, action: str) -> tuple[Mailbox[Any], tuple[str, ...]]:
+    def _session(self, *actions: str) -> tuple[Mailbox[Any], tuple[str, ...], str]:
+        """The session's mailbox, what it ignores, and which of the actions is asked for. Raises Refused."""
         port = self.server.server_address[1]
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             raise Refused("the Host of this request is not this server's", 403)
         if self.headers.get("Origin") is not None or self.headers.get("Sec-Fetch-Site") is not None:
             raise Refused("a web page may not ask", 403)
         parts = self.path.partition("?")[0].split("/", 3)
-        _, key = f"{self.headers.get('Authorization') or ''} ".split(" ", 1)
-        session = self.server.gateway.session(parts[1] if len(parts) > 1 else "", key.strip())
-        if parts[2:] != ["v1", action]:
-            raise Refused(f"the gateway serves POST {CHAT} and GET models behind OPENAI_BASE_URL, nothing else", 404)
-        return session
+        key = self.headers.get("X-Api-Key") or f"{self.headers.get('Authorization') or ''} ".split(" ", 1)[1]
+        mailbox, ignored = self.server.gateway.session(parts[1] if len(parts) > 1 else "", key.strip())
+        if parts[2:3] != ["v1"] or parts[3:] not in [[action] for action in actions]:
+            raise Refused(f"the gateway serves POST {', '.join(FORMS)} and GET models, nothing else", 404)
+        return mailbox, ignored, parts[3]
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length") or ""
-        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit() and len(length) < 12):
+        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit() and len(length) < 20):
             raise Refused("a request needs a Content-Length", 411)
         if int(length) > LARGEST:
             raise Refused(f"the body has more than {LARGEST} bytes", 413)
@@ -144,8 +164,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, refused: Refused) -> None:
         self.close_connection = True
-        error = {"message": str(refused), "type": "invalid_request_error", "param": None, "code": None}
-        self._send(refused.status, json.dumps({"error": error}).encode())
+        kind = ERRORS.get(refused.status, "invalid_request_error")
+        error = {"message": str(refused), "type": kind, "param": None, "code": None}
+        self._send(refused.status, json.dumps({"type": "error", "error": error}).encode())
         # What is left of the request is read, or the client would see a lost connection in place of the answer.
         self.connection.shutdown(socket.SHUT_WR)
         self.connection.settimeout(LINGERING)

@@ -57,10 +57,12 @@ class Tree:
         return Place()
 
     def record(self, request: ChatRequest, said: Said, text: str) -> None:
-        """Note the next turn: the program reads `said`, and the model has written `text`."""
-        digest = _digests(request.tools, [*request.messages, said])[-1]
-        self._turns[digest], self._texts[_digest(said)] = self.count, text
-        self._names |= {id: name for id, name, _ in said.calls}
+        """Note the next turn: the program reads `said`, and the model has written `text`. No request goes on from the
+        answer to a bare one."""
+        if not request.bare:
+            digest = _digests(request.tools, [*request.messages, said])[-1]
+            self._turns[digest], self._texts[_digest(said)] = self.count, text
+            self._names |= {id: name for id, name, _ in said.calls}
         self.count += 1
 
     def messages(self, request: ChatRequest) -> list[dict[str, str]]:
@@ -121,6 +123,13 @@ class Mailbox(Generic[T]):
             self._taker = taker = Future[Any]()
             self._hand_over()
         return taker
+
+    def rest(self) -> list[Waiting]:
+        """All events that wait, taken."""
+        with self._lock:
+            events = list(self._events)
+            self._events.clear()
+        return events
 
     def _hand_over(self) -> None:
         if self._taker is None or not (self._events or self._last):

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lmgym.core import seeds
+from lmgym.core import progress, seeds
 from lmgym.functional import truncation
 from lmgym.functional.sampling import draw, draw_among, fp32_or_wider
 from lmgym.inference.completions import Answers
@@ -62,6 +62,7 @@ class Drawing:
             self.answers.add(request, token, logprob)
             if self.answers.stops[request] and self.ended is not None:
                 self.ended(request, self.answers.ids[request])
+        progress.count(sum(map(bool, self.answers.stops)), len(self.answers.stops), "answers")
         return tokens.tolist()
 
     def _candidates(self, logits: Float[Tensor, "R V"]) -> truncation.Candidates:

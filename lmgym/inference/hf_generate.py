@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from lmgym.core import progress
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Completion, Decoding, Request
 from lmgym.inference.completions import Answers
@@ -46,6 +47,7 @@ def generate(policy: Policy, requests: Sequence[Request], decoding: Decoding, ro
             for token in ids:
                 if not answers.stops[request]:  # behind the end there is padding
                     answers.add(request, token)
+        progress.count(sum(map(bool, answers.stops)), len(requests), "answers")
     return answers.completions()
 
 

@@ -2,7 +2,7 @@
 
 from lmgym.core.registry import register
 from lmgym.inference.base import Engine
-from lmgym.inference.kinds import EngineKind, EngineSection, Place, unit_sentence
+from lmgym.inference.kinds import EngineKind, EngineSection, Place, ahead_words, unit_sentence
 from lmgym.inference.pool.pool import Here, InUnits
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
@@ -15,7 +15,7 @@ class SamplerKind(EngineKind):
     shares_weights = True
 
     def sentence(self, section: EngineSection, unit: int | None, threads: int | None) -> str:
-        return f"engine: sampler in this process, {unit_sentence(unit)}"
+        return f"engine: sampler in this process, {unit_sentence(unit)}{ahead_words(section.ahead)}"
 
     def open(self, section: EngineSection, policy: Policy, place: Place) -> Engine[Policy]:
         return make_engine(section, policy, place.unit)

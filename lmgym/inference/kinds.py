@@ -5,9 +5,9 @@ A further engine is a file with a subclass, registered under its name."""
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt, Le
 
 from lmgym.core import registry
 from lmgym.core.constraints import FINITE, PositiveFloat, PositiveInt, Rule
@@ -19,6 +19,7 @@ from lmgym.models.policy import Policy
 
 Gap = Annotated[float, Gt(0), FINITE, Rule("it must be a number of nats above 0")]
 Units = tuple[int | None, int | None]
+MOST_AHEAD = 8
 Seconds = Annotated[float, Gt(0), FINITE, Rule("it must be above 0 seconds")]
 
 
@@ -48,9 +49,9 @@ class EngineSection(Section):
     longest time for one answer. Default: 600."""
     cache_gib: PositiveFloat | None = field(default=None, metadata=FREE)
     """GiB for the keys and values of vLLM in the training process. Default: 1."""
-    ahead: Literal[0, 1] = 0
-    """1: while a step updates the policy, a pool samples the next step's answers, with the weights before that update.
-    The algorithm must weigh answers of older weights (grpo: correction)."""
+    ahead: Annotated[int, Ge(0), Le(MOST_AHEAD)] = 0
+    """Steps that are sampled ahead: those of step s come from the weights after s - ahead updates, so that a pool
+    samples while the policy is updated. The algorithm must weigh answers of older weights (grpo: correction)."""
     captured: bool = False
     """Decoding steps of fixed shapes, which CUDA graphs replay; not measured on a GPU yet."""
     gap_at_load: Gap | None = field(default=None, metadata=FREE)
@@ -80,9 +81,10 @@ class EngineSection(Section):
                 raise LmgymError(
                     f"engine.{key} is for another engine; write engine.name: {' or '.join(readers)}, or remove it"
                 )
-        if self.ahead and self.kind.shares_weights:
+        if self.ahead > self.kind.most_ahead:
             raise LmgymError(
-                f"engine.ahead: the {self.name} reads the weights that the update changes; write name: pool"
+                f"engine.ahead is {self.ahead}, and {self.name} holds one version of the weights; write ahead: "
+                f"{self.kind.most_ahead}, or name: pool"
             )
         self.kind.check(self)
 
@@ -119,6 +121,8 @@ class EngineKind:
     """It samples with the policy's own weights in the training process: packed ones too, and beside frozen models."""
     parts: ClassVar[bool] = True
     """Each rank may hold a part of the weights (`distributed.sharding`)."""
+    most_ahead: ClassVar[int] = MOST_AHEAD
+    """How many steps ahead it can sample: more than one needs several versions of the weights at once."""
     any_kept_set: ClassVar[bool] = True
     """The sets that tokens were drawn from come back whatever their size (top_p, min_p)."""
 
@@ -145,3 +149,8 @@ class EngineKind:
 def unit_sentence(unit: int | None) -> str:
     """Example: unit_sentence(64) -> "units of 64 answers" """
     return "a whole rollout" if unit is None else f"units of {unit} answers"
+
+
+def ahead_words(ahead: int) -> str:
+    """Example: ahead_words(2) -> ", 2 steps ahead" """
+    return "" if not ahead else f", {'one step' if ahead == 1 else f'{ahead} steps'} ahead"

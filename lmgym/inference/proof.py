@@ -15,6 +15,7 @@ from torch import Tensor
 from lmgym.batch import Batch, collate
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.inference.base import Engine, Request, Sampling
 from lmgym.models.bound import Gap, bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
@@ -100,6 +101,7 @@ def prove(policy: Policy, engine: Engine, most: float | None = None) -> Proof:
     return proof if proof.holds else replace(proof, causal=is_causal(policy, batch, own, bound))
 
 
+@doing("comparing what is sampled and scored")
 def proofs_of(
     policy: Policy, engine: Engine, make_engine: Callable[[Policy], Engine], most: float | None = None
 ) -> list[Proof]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.distributed.parts import whole
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.completions import check_memory, check_request
@@ -120,9 +121,11 @@ class Sampler:
             onednn_linear.lay_out(self._copy.model)
         with policy.precision():
             if isinstance(sampling, Decoding) and sampling.generation:
-                return generate(policy, requests, sampling, self.rows)
+                with doing("sampling answers"):
+                    return generate(policy, requests, sampling, self.rows)
             settings = (self.rows, self._restriction, self._mask, self._conversations, self.captured, ended)
-            return Decoder(policy, list(requests), sampling, *settings, self._mixture).finish()
+            with doing("sampling answers"):
+                return Decoder(policy, list(requests), sampling, *settings, self._mixture).finish()
 
     def close(self) -> None:
         """Nothing to end: it lives in the training process."""

@@ -6,6 +6,7 @@ error."""
 import math
 import statistics
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from lmgym.core import progress
 from lmgym.core.errors import shortened
 from lmgym.core.output import HarmlessOutput, SurvivingOutput, columns_of, styled
 from lmgym.core.visible import visible
@@ -105,6 +107,9 @@ class Console:
         self._held_out: tuple[str, float] | None = None
         self._warnings: set[str] = set()
         self._live: Live | None = None
+        self._words: list[str] = []  # of the live line
+        self._busy = False  # between these it shows what is being done
+        self._lock = threading.RLock()  # the thread that tells of progress changes the live line, too
         self._passing = False  # what the live line says is about what is being done now, and goes when that is over
 
     def stage(self, name: str, index: int, total: int) -> None:
@@ -253,6 +258,18 @@ class Console:
         if not self._terminal:
             self.say("  ".join(words))
             return
+        with self._lock:
+            self._words, self._busy = words, False
+            self._update_line(words)
+
+    def _progress(self, sentence: str) -> None:
+        """Show what is done now behind the first words of the live line."""
+        with self._lock:
+            if self._live is not None:
+                self._busy = True
+                self._update_line([*self._words[:1], sentence, *self._words[1:]])
+
+    def _update_line(self, words: list[str]) -> None:
         while len(words) > 1 and len("  ".join(words)) >= self._rich.width:
             words = words[:-1]  # it must fit into one line; the least important words are the last
         text = self._text("  ".join(words))
@@ -265,13 +282,18 @@ class Console:
                 if isinstance(getattr(sys, name), FileProxy):
                     setattr(sys, name, HarmlessOutput(getattr(sys, name)))
             self._rich.show_cursor(True)  # otherwise a killed run would leave the cursor hidden
+            progress.show_with(self._progress)
         self._live.update(text, refresh=True)
 
     def _finish_line(self) -> None:
-        if self._live is not None:
-            self._live.transient = self._passing
-            self._live.stop()
-            self._live, self._passing = None, False
+        with self._lock:
+            if self._live is not None:
+                progress.show_with(None)
+                if self._busy:
+                    self._update_line(self._words)
+                self._live.transient = self._passing
+                self._live.stop()
+                self._live, self._passing = None, False
 
     def _text(self, content: str, style: str = "") -> Text:
         known = visible(content).encode(self._encoding, "replace").decode(self._encoding)

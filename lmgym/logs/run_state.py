@@ -3,6 +3,7 @@
 import fcntl
 import json
 from pathlib import Path
+from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import read_text
@@ -19,11 +20,32 @@ def run_state(folder: Path, stage: str | None, steps: int) -> str:
     if is_locked(folder / ".lock"):
         return "running"
     try:
-        after = json.loads(read_text(folder / "summary.json", LONGEST_SUMMARY))["after"]
+        after = _summary(folder)["after"]
         same = steps == 0 or (stage in (None, after["stage"]) and after["step"] == steps)
     except (LmgymError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return "unfinished"
     return "finished" if same else "unfinished"
+
+
+def early_stop(folder: Path) -> str | None:
+    """Why the last stage of a finished run stopped before its last step; None if it did not.
+
+    Example: early_stop(Path("runs/quickstart")) -> "reward reached 0.9" """
+    try:
+        summary = _summary(folder)
+        rule = summary["stop"]
+        metric, best = str(rule["metric"])[:80], float(summary["early_best"])
+        if rule["target"] is not None:
+            target = float(rule["target"])
+            if best >= (target if rule["mode"] == "max" else -target):  # `best` is larger if it is better
+                return f"{metric} reached {target:g}"
+        return f"{metric} did not improve {int(rule['patience'])} times"
+    except (LmgymError, OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
+
+
+def _summary(folder: Path) -> Any:
+    return json.loads(read_text(folder / "summary.json", LONGEST_SUMMARY))
 
 
 def is_locked(path: Path) -> bool:

@@ -16,6 +16,7 @@ from lmgym.core.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub
 from lmgym.core.model_folder import cannot_load, check_no_adapters
+from lmgym.core.progress import doing
 from lmgym.core.validation import FREE, RECORDED, Section
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
@@ -147,6 +148,7 @@ class PolicySection(Section):
             )
 
 
+@doing("loading the model")
 def load_policy(
     section: PolicySection,
     seed: int = 0,

@@ -19,6 +19,7 @@ from transformers.utils import ModelOutput
 from lmgym.batch import Batch, PolicyOutputs, States
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.files import usual_modes
+from lmgym.core.progress import counted
 from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import Divergence
@@ -297,7 +298,7 @@ class Policy:
         asked = {"logprobs": True, "entropy": entropy, "values": values, "squared_probabilities": squared_probabilities}
         columns = {name: torch.zeros(batch.tokens.shape) for name, wanted in asked.items() if wanted}
         columns |= {"last_values": torch.zeros(len(batch))} if last_values else {}
-        for rows in self.micro_batches(batch):
+        for rows in counted(self.micro_batches(batch), "scoring", "passes"):
             part = batch[rows] if len(rows) else batch.idle()
             scored = self.compute_logprobs(
                 part, entropy, values, last_values, squared_probabilities=squared_probabilities

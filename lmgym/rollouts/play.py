@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.distributed.ranks import Ranks
 from lmgym.envs.base import Env
 from lmgym.envs.single_turn import SingleTurn
@@ -39,6 +40,7 @@ class Draw:
     rewards_failed: float = 0.0  # share of the answers that a reward may fail for
 
 
+@doing("sampling answers")
 def play(
     prompts: Sequence[tuple[int, Example]],
     actor: Actor,

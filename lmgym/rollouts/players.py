@@ -13,7 +13,7 @@ from typing import Any
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
-from lmgym.envs.base import Branch, Step
+from lmgym.envs.base import Branch, Heard, Step
 from lmgym.envs.past import WHOLE, Past
 from lmgym.envs.vector import EnvFailure, Opening
 from lmgym.inference.base import Completion, Engine, Request
@@ -157,6 +157,10 @@ class PlayerState:
         self.message, self.restarted = self.message + text, False
         self.episode.messages = [*self.told, {"role": "assistant", "content": self.message}]
 
+    def heard(self) -> Heard:
+        """What the environment may know of the newest turn's tokens."""
+        return Heard(len(self.ids), len(self.episode.turns[-1].action_ids), self.tokens)
+
     def tokens(self) -> list[tuple[str, float]]:
         """The newest turn's tokens as texts, without its end of sequence, with their log-probabilities."""
         turn = self.episode.turns[-1]
@@ -202,8 +206,9 @@ class PlayerState:
                 "env.window and env.thoughts out"
             )
         self.stop, self.template = branch.stop, {**self.actor.template, **branch.template}
+        self.bare = branch.bare
         if branch.turn is None:
-            self.begin(messages, encode)
+            self.begin(BarePrompt(messages[0]["content"]) if branch.bare else messages, encode)
             return
         # 1. The tokens up to the answer: those of its row.
         turns, turn = self.episode.turns, self.episode.turns[branch.turn]

@@ -12,6 +12,7 @@ from typing import Any
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.envs.base import Env
 from lmgym.envs.past import WHOLE, Past
 from lmgym.envs.single_turn import SingleTurn
@@ -113,6 +114,7 @@ def demonstrate(
     return episodes
 
 
+@doing("judging the answers")
 def apply_rewards(
     episodes: Sequence[Episode],
     rewards: Sequence[Reward],
@@ -250,7 +252,7 @@ class RolloutLoop:
         if hasattr(self.envs, "hear"):
             players = {state.index: state.player for state in self.live}
             for index in asked:
-                self.envs.hear(index, players[index].tokens)
+                self.envs.hear(index, players[index].heard())
         answers = self.envs.step([(index, turns[index][-1].text, turns[index][-1].stop) for index in asked])
         steps = dict(zip(asked, answers, strict=True))
         for index in [] if self.one_turn else asked:  # a question's own environment takes no time

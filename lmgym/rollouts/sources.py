@@ -74,11 +74,14 @@ class Source:
         """Raise LmgymError if a stage cannot learn from its `own` data, or cannot be measured on that of the
         evaluations (by split)."""
 
-    def begin_next(self, draw: Callable[[], Draw]) -> None:
-        """What the next step draws first, when this step's answers are there: may be begun beside its update."""
+    def begin_ahead(self, draw: Callable[[int], Draw], step: int, steps: int) -> None:
+        """The answers of a step (of so many `steps`) are there: what the next ones draw first may be begun."""
 
-    def finish(self) -> None:
-        """The update is done: nothing may be sampled with the weights before it any more."""
+    def finish(self, following: int) -> None:
+        """The update is done, and the step of this number follows: what it draws first must be there."""
+
+    def settle(self) -> None:
+        """Finish all that was begun: the engine is asked for something else, or a checkpoint is written."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: plain JSON."""

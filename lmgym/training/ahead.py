@@ -1,11 +1,13 @@
-"""Sampling one step ahead (`engine.ahead: 1`): while a step updates the policy, the next one's answers are sampled with
-the weights as they were before.
+"""Sampling K steps ahead (`engine.ahead`): while a step updates the policy, the answers of later ones are sampled.
 
-What is sampled ahead is fixed by count, never by arrival: always the first draw of the next step. A checkpoint keeps
-it, so that a resumed run goes on with the same answers."""
+The plan goes by count, never by arrival. The first draw of step s is sampled with the weights after max(0, s - K)
+updates, in the order of the steps, one draw after the other. Whatever this process asks the engine itself (further
+draws, greedy answers, evaluations) waits until all of them are there, and so does a checkpoint, which keeps them: a
+resumed run goes on with the same answers."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from lmgym.rollouts.play import Draw, checked, exchanged, play_share
@@ -17,51 +19,75 @@ Played = dict[int, list[Episode]]  # scored episodes by the number of their envi
 
 
 class Ahead(PolicyAnswers):
-    """The policy's answers, of which the first draw of each step was sampled while the step before it was updated.
+    """The policy's answers, of which the first draw of each step was sampled up to `steps` steps before. With `beside`
+    a thread samples them while this process updates; else they are sampled in turn, before the update: for engines
+    that read the policy's own weights.
 
-    Example: ahead.begin_next(draw_of_step_4); ahead.finish(); ahead.episodes(draw_of_step_4())"""
+    Example: ahead.begin_ahead(stage.draw, step=3, steps=60); ahead.finish(4); ahead.episodes(stage.draw(4))"""
 
-    lag = 1
-
-    def __init__(self, requirements: Any) -> None:
+    def __init__(self, requirements: Any, steps: int = 1, beside: bool = True) -> None:
         super().__init__(requirements)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
-        self._step = -1
-        self._running: tuple[Draw, Future[Played]] | None = None
-        self._ready: Played | None = None
+        self.lag = self.steps = steps
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead") if beside else None
+        self._running: dict[int, tuple[Draw, Callable[[], Played]]] = {}  # by step, in order; not exchanged yet
+        self._ready: dict[int, Played] = {}
 
     def episodes(self, draw: Draw) -> list[Episode]:
         """What was sampled ahead for this draw; else its answers now."""
-        step, number = draw.key[-2:]
-        played = None
-        if number == 0:
-            played, self._ready = self._ready if step == self._step else None, None
-        return super().episodes(draw) if played is None else checked(draw, finished_episodes(played))
+        step, number = (int(one) for one in draw.key[-2:])
+        if number == 0 and step in self._running:
+            self.finish(step)
+        played = self._ready.pop(step, None) if number == 0 else None
+        if played is None:
+            self.settle()
+            return super().episodes(draw)
+        episodes = checked(draw, finished_episodes(played))
+        oldest = min((episode.version for episode in episodes), default=draw.actor.version)
+        self.lag = max(self.steps, draw.actor.version - oldest)  # a resumed run may have had a longer plan
+        return episodes
 
-    def begin_next(self, draw: Callable[[], Draw]) -> None:
-        """Start to sample the draw, beside whatever else this process does."""
-        following = draw()
-        self._step, self._ready = int(following.key[-2]), None
-        self._running = following, self._thread.submit(play_share, following)
+    def begin_ahead(self, draw: Callable[[int], Draw], step: int, steps: int) -> None:
+        """Begin the draws of the next steps that are not begun yet, with the weights as they are now."""
+        for number in range(step + 1, min(step + self.steps, steps - 1) + 1):
+            if number not in self._running and number not in self._ready:
+                self._running[number] = self._begun(draw(number))
 
-    def finish(self) -> None:
-        """Wait until the sampling has ended, and exchange the answers with the other ranks. Raises whatever the
-        sampling has raised."""
-        if self._running is not None:
-            (draw, playing), self._running = self._running, None
-            self._ready = exchanged(draw.actor.ranks, playing.result(), draw.prompts)
+    def finish(self, following: int) -> None:
+        """Wait for the answers that step `following` begins with, and exchange them with the other ranks. Raises
+        whatever the sampling has raised."""
+        for step in [step for step in self._running if step <= following]:
+            draw, played = self._running.pop(step)
+            self._ready[step] = exchanged(draw.actor.ranks, played(), draw.prompts)
+
+    def settle(self) -> None:
+        """Wait for all that is in flight."""
+        for step in [*self._running]:
+            self.finish(step)
+
+    def _begun(self, draw: Draw) -> tuple[Draw, Callable[[], Played]]:
+        """A draw in flight, and how to get what it has sampled."""
+        if self._thread is None:
+            played = play_share(draw)
+            return draw, lambda: played
+        # Later weights must not reach it; an engine that cannot keep any is one step ahead at most.
+        keep = getattr(draw.actor.engine, "kept", None)
+        if keep is not None:
+            draw = replace(draw, actor=replace(draw.actor, engine=keep()))
+        return draw, self._thread.submit(play_share, draw).result
 
     def state_dict(self) -> dict[str, Any]:
-        if self._ready is None:
-            return {}
-        episodes = {str(number): [one.to_json() for one in own] for number, own in self._ready.items()}
-        return {"step": self._step, "episodes": episodes}
+        draws = [
+            {"step": step, "episodes": {str(number): [one.to_json() for one in own] for number, own in played.items()}}
+            for step, played in self._ready.items()
+        ]
+        return {"draws": draws} if draws else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state:
-            self._step = int(state["step"])
-            self._ready = {int(n): [Episode.from_json(one) for one in own] for n, own in state["episodes"].items()}
+        for one in state.get("draws", [state] if state else []):  # of one step, the draw had no list around it
+            episodes = {int(n): [Episode.from_json(tree) for tree in own] for n, own in one["episodes"].items()}
+            self._ready[int(one["step"])] = episodes
 
     def close(self) -> None:
         """Wait for the thread, and drop what it has sampled."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)

@@ -34,8 +34,9 @@ ARCHITECTURE = {
 GROUPS, LONGEST = 4, 7  # prompts; tokens of an answer
 
 
-def check_algorithm(algorithm: Algorithm) -> None:
-    """Raise LmgymError, with one sentence, if an algorithm breaks its contract. Use it in the tests of your own ones.
+def check_algorithm(algorithm: Algorithm) -> str:
+    """Say what was checked of an algorithm. Raises LmgymError, with one sentence, if it breaks its contract. Use it in
+    the tests of your own ones.
 
     Tried on a tiny model with answers to four prompts: the gradient of an optimizer step is the same if the batch is
     computed row by row, if its rows come in another order, if more padding is added and if it is computed twice (up to
@@ -45,6 +46,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
     Example:
         >>> check_algorithm(MyAlgorithm(group_size=4))
+        "MyAlgorithm keeps its contract for 16 answers to 4 prompts: the gradient is the same ..."
     """
     name = type(algorithm).__name__
     policy = load_policy(PolicySection(device="cpu", compute="float32", architecture=ARCHITECTURE))
@@ -60,6 +62,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
     batch = collate(episodes, policy.pad_id, stop_ids=policy.stop_ids, limit=LONGEST, weights=components)
     batch = prepare(batch, policy, frozen, algorithm)
     _check_untouched(algorithm, policy, batch)
+    tried = dict[str, tuple[Policy, Batch]]()
     if algorithm.driver == Algorithm.driver:
         usual = gradient_of(algorithm, policy, batch)
         order = torch.arange(len(batch) - 1, -1, -1)
@@ -72,6 +75,10 @@ def check_algorithm(algorithm: Algorithm) -> None:
         for how, (own, other) in tried.items():
             _compare(name, how, usual, gradient_of(algorithm, own, other))
     _check_state(algorithm, batch)
+    kept = "the batch that it is given stays as it was, and a copy that loads its state is the same again"
+    tried_too = f"the gradient is the same {', '.join(tried)}; " if tried else ""
+    untried = "" if tried else f" (its driver, {algorithm.driver}, is not tried)"
+    return f"{name} keeps its contract for {len(episodes)} answers to {GROUPS} prompts: {tried_too}{kept}{untried}"
 
 
 def sample_episodes(group_size: int, policy: Policy) -> list[Episode]:

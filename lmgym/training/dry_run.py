@@ -28,6 +28,7 @@ from lmgym.training.callbacks import make_callbacks
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import choose_machine
 from lmgym.training.opening import progress_of
+from lmgym.training.planning.ahead_plan import ahead_sentence, chart, measured_steps
 from lmgym.training.planning.answer_report import report_answers, report_rewards
 from lmgym.training.planning.lengths import without_long
 from lmgym.training.planning.memory_plan import plan_sentence, within_memory
@@ -109,7 +110,9 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
                 memory.of_episodes(index, tried.episodes)
             if memory.backward_fits[index]:
                 report.doing("measuring how long a step takes")
-                _time(report, config, stage, policy, tried, ranks)
+                seconds = _time(report, config, stage, policy, tried, ranks)
+                if config.engine.ahead and stage.source.samples and seconds is not None:
+                    _ahead(report, config, index, seconds, folder)
             else:
                 report.note("seconds of a step: not measured, since one process has no memory here for a backward pass")
         if any(stage.is_played for stage in config.stages):
@@ -205,13 +208,15 @@ def _stage(
     return Sampled(episodes, len(prompts), engine.seconds)
 
 
-def _time(report: Report, config: Config, stage: Stage, policy: Policy, tried: Sampled, ranks: int) -> None:
-    """Report about how long a step will take, from a few answers."""
+def _time(
+    report: Report, config: Config, stage: Stage, policy: Policy, tried: Sampled, ranks: int
+) -> tuple[float, float] | None:
+    """Report about how long a step will take, from a few answers: returns the seconds of sampling and of the rest."""
     try:
         passes = measure_passes(stage, policy, tried.episodes)
     except LmgymError as error:
         report.note(f"seconds of a step: not measured ({error})")
-        return
+        return None
     slower, teacher = crowding(policy, ranks), teacher_shapes(config, stage)
     size_of_teacher = 0.0
     if stage.algorithm.requirements.teacher == "self":
@@ -221,6 +226,22 @@ def _time(report: Report, config: Config, stage: Stage, policy: Policy, tried: S
     measured = Measured(tried.answers, *(slower * seconds for seconds in (tried.seconds, *passes)))
     expected = step_seconds(config, stage, measured, ranks, size_of_teacher)
     report.note(time_sentence(stage, measured, *expected, ranks))
+    return expected
+
+
+def _ahead(report: Report, config: Config, index: int, expected: tuple[float, float], folder: Path | None) -> None:
+    """Report who samples what when, and which number of steps ahead is worth while: by the seconds of the steps that a
+    run folder tells of, else by those that were expected."""
+    rollouts, updates = measured_steps(folder, index) if folder is not None else ([], [])
+    source = f"the {len(rollouts)} steps that were taken"
+    if not rollouts:
+        rollouts, updates, source = [expected[0]] * 50, [expected[1]] * 50, "a few answers, as if all steps were equal"
+    engine = config.engine
+    means = (sum(rollouts) / len(rollouts), sum(updates) / len(updates))
+    report.note(f"the plan of engine.ahead: {engine.ahead}, by {source}:")
+    for line in chart(*means, engine.ahead, in_turn=engine.kind.shares_weights):
+        report.note(line)
+    report.note(ahead_sentence(rollouts, updates, engine.ahead))
 
 
 def _cut(report: Report, config: Config, policy: Policy, examples: Sequence[Example]) -> None:

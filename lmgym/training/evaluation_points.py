@@ -9,6 +9,7 @@ from lmgym.batch import collate
 from lmgym.config.schema import Stage, is_played
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.envs.vector import Envs
 from lmgym.logs.console import Sample
 from lmgym.logs.formatting import json_text
@@ -77,6 +78,7 @@ def finish(run: Run) -> None:
     run.ranks.wait()
 
 
+@doing("saving the model")
 def save_result(run: Run, stage: Stage, name: str, policy: Policy) -> None:
     """Write what a stage makes, a language model or a reward model, as the run's `name`, whole or not at all."""
     required = stage.algorithm.requirements
@@ -88,6 +90,7 @@ def save_result(run: Run, stage: Stage, name: str, policy: Policy) -> None:
     checkpoint.write_folder(run.folder / name, lambda folder: save_reward_model(folder, policy, facts, kind))
 
 
+@doing("writing the results")
 def _write_results(run: Run, final: Policy) -> None:
     save_result(run, run.config.stages[-1], "final", final)
     evaluations = run.progress.evaluations
@@ -121,6 +124,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     seed, place = config.seed, {"kind": "evaluation", **stage.place, "split": split}
     result = Evaluation({}, [])
     if stage.algorithm.requirements.makes_policy:  # a reward model answers nothing
+        stage.source.settle()
         run.renew_engine()
         run.console.doing(f"answering {len(examples)} prompts of the {split} split")
         how = (seed, section.samples, config.reward_timeout, section.best_of, config.rewards_failed)
@@ -147,7 +151,9 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     if isinstance(predictions, str) and run.ranks.first:
         write = registry.load_attribute(predictions, "logs.predictions")
         write(run.folder, run.progress.version, split, result.episodes)
-    shown = [name for name in results if name not in ("reward", "length/mean", "truncated")] or ["reward"]
+    shown = [name for name in results if name not in ("reward", "length/mean", "truncated")]
+    if all(name.startswith("environment") for name in shown):  # there is no reward of the recipe
+        shown = ["reward", *shown]
     run.console.evaluation(stage.step, {name: results[name] for name in shown if name in results}, split)
     kept: dict[str, Any] = {"stage": stage.config.name, "step": stage.step, "split": split}
     if judged.bins:

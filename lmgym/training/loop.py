@@ -96,7 +96,7 @@ def begin_step(stage: StageRun, step: int) -> None:
 def advance(stage: StageRun) -> None:
     """Count the step after its update: the next answers are the new policy's (`gather` and the evaluations renew the
     engine), and the algorithm does what it does after an update (a new reference, a moving baseline)."""
-    stage.source.finish()  # with the old weights, before the generators get new ones
+    stage.source.finish(stage.step + 1)  # before the generators get new weights
     stage.stream.advance()
     stage.run.progress.advance()
     stage.run.policy.had_updates(stage.run.progress.version)
@@ -108,8 +108,7 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
     and more draws if the algorithm wants them, or if no answer was judged. `Episode.selected` says which ones the
     algorithm trains on. Raises LmgymError if it has rejected every group of all draws."""
     groups, selected = drawn_groups(stage, step)
-    if step + 1 < stage.config.steps:
-        stage.source.begin_next(partial(stage.draw, step + 1))
+    stage.source.begin_ahead(stage.draw, step, stage.config.steps)
     stage.run.engine.release()
     stage.stream.observe([episode for group in groups for episode in group if not episode.by])
     return mark_selected(groups, selected)
@@ -118,7 +117,7 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
 def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[list[Episode]]]:
     """The groups of all draws of a step, until the algorithm wants no more, and those that it selects. It is shown the
     answers that were judged."""
-    algorithm, config = stage.algorithm, stage.config
+    algorithm, config, required = stage.algorithm, stage.config, stage.algorithm.requirements
     groups, usable, selected = list[list[Episode]](), list[list[Episode]](), list[list[Episode]]()
     if stage.source.samples:
         stage.run.renew_engine()
@@ -127,14 +126,16 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
         episodes = stage.source.episodes(draw)
         if stage.source.samples:
             normalise(episodes, stage.rewards, stage.moments)
-        if algorithm.requirements.greedy:
+        if required.greedy or required.rival is not None:
+            stage.source.settle()
+        if required.greedy:
             add_greedy_baseline(episodes, replace(draw, actor=stage.actor), stage.moments)
-        if algorithm.requirements.rival is not None:
+        if required.rival is not None:
             episodes = with_rival(stage, episodes, draw)
         if given := stage.given(step, number, first_group=len(groups)):
             episodes = with_given(episodes, replace(draw, prompts=given))
         groups += groups_of(episodes)
-        usable = judged_groups(groups, algorithm.requirements)
+        usable = judged_groups(groups, required)
         selected, more = algorithm.select(usable, config.prompts_per_step) if usable or not groups else ([], True)
         if not more:
             break

@@ -13,6 +13,7 @@ from typing import Any
 from lmgym.config.schema import Config, Stage
 from lmgym.core import waiting
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.envs.placement import make_envs
 from lmgym.inference.base import Engine
@@ -126,6 +127,7 @@ def prove(section: EngineSection, loaded: Loaded, engine: Engine[Policy], say: C
     return gap_limits(section, proofs[-1])
 
 
+@doing("reading the data")
 def load_data(config: Config) -> Data:
     """All examples of a run; with them the steps of stages that count epochs are known, and set. Raises LmgymError for
     a reward whose references they do not have."""

@@ -12,8 +12,9 @@ from typing import Any
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.requirements import ServedTeacher
 from lmgym.config.build import resolved
-from lmgym.config.schema import Stage
+from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.envs.placement import make_envs, unguarded_sentence
 from lmgym.envs.vector import Envs
 from lmgym.inference.served_teacher import EndpointTeacher
@@ -184,7 +185,7 @@ def begin_stage(run: Run) -> StageRun:
         optimizer=make_optimizer(algorithm, run.policy, section.optimizer),
         frozen_models=frozen,
         opponent=None if opponent is None else actor_of(config, opponent),
-        source=Ahead(algorithm.requirements) if config.engine.ahead and section.source.samples else section.source,
+        source=_source(config, section, algorithm),
         stream=_stream(run.data.training[index], section, config.seed),
         rewards=build_rewards(section.rewards),
         envs=envs,
@@ -198,6 +199,14 @@ def begin_stage(run: Run) -> StageRun:
     run.console.stage(section.name, index, len(config.stages))
     _begin_rewards(stage)
     return stage
+
+
+def _source(config: Config, section: Stage, algorithm: Algorithm) -> Source:
+    """Where the answers of a stage come from."""
+    engine = config.engine
+    if engine.ahead and section.source.samples:
+        return Ahead(algorithm.requirements, engine.ahead, beside=not engine.kind.shares_weights)
+    return section.source
 
 
 def _stream(examples: Sequence[Example], section: Stage, seed: int) -> Stream | Curriculum:
@@ -221,11 +230,13 @@ def _begin_rewards(stage: StageRun) -> None:
         )
 
 
+@doing("saving a checkpoint")
 def save_checkpoint(stage: StageRun) -> None:
     """Write a checkpoint of the run as it is now and delete the oldest. Only the first rank writes; all take part, as
     each may hold a part of the weights."""
     run, progress = stage.run, stage.run.progress
     begun = progress.step > 0  # else the next stage begins, with its own optimizer and algorithm
+    stage.source.settle()
     policy = copies.gathered(run.policy)
     moments = checkpoint.moments(stage.optimizer.torch, keep=run.ranks.first) if begun else {}
     if begun:

@@ -10,6 +10,7 @@ from torch import Tensor
 from lmgym.algorithms.base import Algorithm, Terms
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core import seeds
+from lmgym.core.progress import counted
 from lmgym.core.registry import register
 from lmgym.functional.reductions import Reduction, Totals, tokens_of_episode, totals, weights
 from lmgym.updates.optimizer import Optimizer
@@ -83,7 +84,7 @@ def optimizer_step(
     # Gradients and sums of metrics add up, micro-batch by micro-batch, over the rows that can contribute.
     optimizer.zero_grad()
     sums: dict[str, Tensor] = {}
-    for rows in policy.micro_batches(batch[active]) if bool(active.any()) else []:
+    for rows in counted(policy.micro_batches(batch[active]) if bool(active.any()) else [], "updating", "passes"):
         rows = active.nonzero()[:, 0][rows]
         part, own_tokens = (batch[rows], episode_tokens[rows]) if len(rows) else (batch.idle(), episode_tokens[:1])
         watching = watcher if len(rows) else None

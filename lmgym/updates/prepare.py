@@ -8,12 +8,14 @@ import torch
 from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.functional import truncation
 from lmgym.functional.advantages import deviation, explained_variance
 from lmgym.functional.reductions import masked_mean
 from lmgym.updates.protocols import FrozenPolicy, TopTeacher, TrainablePolicy
 
 
+@doing("scoring")
 def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPolicy], algorithm: Algorithm) -> Batch:
     """Fill in the columns that the algorithm requires, then its advantages.
 

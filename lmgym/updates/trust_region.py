@@ -14,6 +14,7 @@ from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch, States
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import counted
 from lmgym.core.registry import register
 from lmgym.functional.losses import ValueClip, log_ratio, value_loss
 from lmgym.functional.trust_region import categorical_kl, conjugate_gradient, step_size
@@ -136,7 +137,7 @@ def critic_steps(
         optimizer.zero_grad()
         weight = algorithm.value_coefficient / int(minibatch.actions.sum())
         losses.append(0.0)
-        for rows in policy.micro_batches(minibatch):
+        for rows in counted(policy.micro_batches(minibatch), "updating", "passes"):
             part = minibatch[rows].to(policy.device)
             old, returns = (part.require(name)[part.actions][None] for name in ("values", "returns"))
             values = policy.compute_values(part)[None]

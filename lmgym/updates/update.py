@@ -6,12 +6,14 @@ from collections.abc import Callable
 from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch
 from lmgym.core import registry
+from lmgym.core.progress import doing
 from lmgym.updates.optimizer import Optimizer
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
 
 Driver = Callable[..., dict[str, float]]  # of an algorithm, a policy, a batch, an optimizer; perhaps of a `watcher` too
 
 
+@doing("updating")
 def update(
     algorithm: Algorithm,
     policy: TrainablePolicy,

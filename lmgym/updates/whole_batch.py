@@ -8,6 +8,7 @@ from torch import Tensor
 from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import counted
 from lmgym.functional.reductions import masked_mean
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
 from lmgym.updates.pushes import pushes
@@ -49,7 +50,7 @@ def whole_batch_gradient(
     for column in derivatives.values():
         moved |= (column != 0).reshape(len(batch), -1).any(1)
     numbers = moved.nonzero()[:, 0]
-    for rows in policy.micro_batches(batch[moved]) if len(numbers) else []:
+    for rows in counted(policy.micro_batches(batch[moved]) if len(numbers) else [], "updating", "passes"):
         part = batch[numbers[rows]] if len(rows) else batch.idle()
         of_rows = {name: column[numbers[rows] if len(rows) else [0]] for name, column in derivatives.items()}
         _apply(policy, part, of_rows)

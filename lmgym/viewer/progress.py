@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.run_state import run_state
+from lmgym.logs.run_state import early_stop, run_state
 from lmgym.viewer.curves import ENDS, Table
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.tail import inside
@@ -15,8 +15,8 @@ RECENT = 20  # steps, of which the mean tells how long one takes
 
 
 def progress_tree(run: RunRecords) -> dict[str, Any]:
-    """State, steps, planned steps and seconds left (None: not known), the newest reward, the newest evaluation's first
-    number with its interval, and the reward as at most POINTS numbers.
+    """State, why it `stopped` early (None: it did not), steps, planned steps and seconds left (None: not known), the
+    newest reward, the newest evaluation's first number with its interval, and the reward as at most POINTS numbers.
 
     Example: progress_tree(run)["state"] -> "running", "finished" or "unfinished"
     """
@@ -30,7 +30,16 @@ def progress_tree(run: RunRecords) -> dict[str, Any]:
     column = next((name for name in ("reward", "loss") if train is not None and name in train.columns), "")
     values = train.column(column) if train is not None and column else np.array([])
     values = values[~np.isnan(values)]
-    tree = {"state": state, "steps": steps, "planned": whole, "left": None, "metric": column, "began": _began(run)}
+    stopped = early_stop(run.folder) if state == "finished" and whole is not None and steps < whole else None
+    tree = {
+        "stopped": stopped,
+        "state": state,
+        "steps": steps,
+        "planned": whole,
+        "left": None,
+        "metric": column,
+        "began": _began(run),
+    }
     if state == "running" and whole is not None and train is not None and "seconds" in train.columns:
         seconds = train.column("seconds")[-RECENT:]
         known = seconds[~np.isnan(seconds)]

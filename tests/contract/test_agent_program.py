@@ -30,6 +30,7 @@ from tests import models, runs
 from tests.parity.test_resume import Interrupting
 from tests.property.test_rendering import CHATML, Script, chat, chat_tokenizer, ids_of
 from tests.runs import no_picture  # noqa: F401 (a fixture)
+from tests.torture import sessions
 
 pytestmark = pytest.mark.processes
 PROGRAM = str(Path(__file__).parent / "asking_program.py")
@@ -45,10 +46,22 @@ def played(way: str, said: list[str], example: Example = GAME, **more: Any) -> E
     return episode
 
 
+class Stopped(Script):
+    """Ends an answer at a stop string of the request, as an engine does."""
+
+    def generate(self, requests: Any, sampling: Sampling, ended: Any = None) -> list[Completion]:
+        return [
+            Completion(own.ids[:-1], own.logprobs[:-1], "stop")
+            if request.stop and decode(chat, own.ids).endswith(request.stop)
+            else own
+            for request, own in zip(requests, super().generate(requests, sampling, ended), strict=True)
+        ]
+
+
 def collect_one(env: AgentProgram, said: list[str], example: Example) -> list[Episode]:
     answers = [[*ids_of(text), chat.eos_token_id] for text in said]
     envs = InProcess(lambda: env)
-    episodes = collect([(0, example)], Actor(Script([answers], [chat.eos_token_id]), chat), Sampling(), (0, "t"), envs)
+    episodes = collect([(0, example)], Actor(Stopped([answers], [chat.eos_token_id]), chat), Sampling(), (0, "t"), envs)
     envs.close()
     return episodes
 
@@ -283,6 +296,12 @@ def test_hostile_programs_get_the_answers_of_their_own_sessions() -> None:
         assert ids.count(ends[0]) == ids.count(ends[1])
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the model's chat template leaves out")
+def test_hostile_sessions_in_all_forms() -> None:
+    assert sessions.play(range(40)) == []
+
+
 def test_a_request_that_the_template_refuses_costs_its_own_episode() -> None:
     strict = chat_tokenizer("{% if messages | length > 2 %}{{ raise_exception('too many') }}{% endif %}" + CHATML)
     answers = [[[*ids_of("4"), chat.eos_token_id]] * 4] * 2
@@ -318,11 +337,14 @@ def snippet(name: str, folder: Path) -> str:
 
 
 @pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="needs jq and curl")
-@pytest.mark.parametrize(("text", "reward"), [("It is 4.", 1.0), ("It is 5.", 0.0)])
-def test_the_program_in_a_shell(text: str, reward: float, tmp_path: Path) -> None:
-    env = AgentProgram(command=["bash", snippet("agent.sh", tmp_path)])
-    [episode] = collect_one(env, [text], Example("a/0", "2+2=", meta={"answer": "4"}))
-    assert not episode.error and episode.score == reward
+def test_the_program_in_a_shell(tmp_path: Path) -> None:
+    env = AgentProgram(command=["bash", snippet("larger.sh", tmp_path)])
+    [episode] = collect_one(env, ["It is 4."], GAME)
+    assert not episode.error and episode.score == 0.0
+    numbers = [int(number) for number in re.findall(r"\d+", episode.messages[-2]["content"])]
+    assert len(numbers) == 2
+    [episode] = collect_one(env, [str(max(numbers))], GAME)
+    assert not episode.error and episode.score == 1.0
 
 
 @pytest.mark.slow
@@ -336,19 +358,72 @@ def test_the_program_of_the_page() -> None:
     assert [message["content"] for message in episode.messages] == ["2+2=", call, "4", "It is 4."]
 
 
-def test_the_recipe_of_the_page_is_read() -> None:
-    [text] = re.findall(r"```yaml\n# agent.yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+@pytest.mark.slow
+def test_the_game_of_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    env = AgentProgram(command=[sys.executable, snippet("game.py", tmp_path)])
+    [episode] = collect_one(env, ["0", "no", "20"], GAME)  # one guess of three is possible
+    assert not episode.error and episode.score == pytest.approx(1 / 3)
+    assert [message["content"] for message in episode.messages[4:7]] == [
+        "0",
+        "No, it is from 1 to 20. Your guess?",
+        "no",
+    ]
+
+
+@pytest.mark.parametrize("name", ["agent.yaml", "larger.yaml"])
+def test_the_recipes_of_the_page_are_read(name: str) -> None:
+    [text] = re.findall(rf"```yaml\n# {name}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     tree = yaml.safe_load(text)
     tree["env"]["command"][0] = sys.executable
     assert build_config(tree).stages[0].env["name"] == "agent"
 
 
+def counted(episode: Episode, number: int) -> list[int]:
+    """The tokens before a turn in its row, and those that it has sampled."""
+    row = next(row for row in episode.rows() if any(turn is episode.turns[number] for turn in row))
+    place = next(place for place, turn in enumerate(row) if turn is episode.turns[number])
+    before = sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in row[:place]) + len(row[place].prompt_ids)
+    return [before, len(row[place].action_ids)]
+
+
+def official(file: str, said: list[str], note: Path, **more: Any) -> Episode:
+    command = [sys.executable, str(Path(PROGRAM).with_name(file))]
+    env = AgentProgram(command=command, tool_prompt="system", **more)
+    [episode] = collect_one(env, said, Example("game/0", "2+2=", meta={"note": str(note)}))
+    assert not episode.error and episode.score == 1.0, episode.error
+    assert len(episode.turns) == len(said)
+    return episode
+
+
 @pytest.mark.slow
-def test_the_official_client_of_openai() -> None:
+def test_the_official_client_of_openai(tmp_path: Path) -> None:
     pytest.importorskip("openai")
-    command = [sys.executable, str(Path(PROGRAM).with_name("openai_program.py"))]
     call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
-    env = AgentProgram(command=command, ignored=["temperature"], tool_prompt="system")
-    [episode] = collect_one(env, [call, "3", "streamed", "one", "two", "after"], GAME)
-    assert not episode.error and episode.score == 1.0
-    assert [len(row) for row in episode.rows()] == [3, 1, 2]
+    answers = [call, "3", "streamed", "one", "two", "after", "4", "b", "c"]
+    episode = official("openai_program.py", answers, tmp_path / "note", ignored=["temperature"])
+    rows = episode.rows()
+    assert [len(row) for row in rows] == [3, 1, 2, 1, 1, 1]
+    # A completion's prompt is a text, without the template and without control tokens.
+    assert written(rows[3]) == "2+2=4<|im_end|>"
+    assert chat.convert_tokens_to_ids("<eos>") not in rows[4][0].prompt_ids
+    # Usage: of several choices the prompt counts once.
+    one, two = counted(episode, 3), counted(episode, 4)
+    assert json.loads((tmp_path / "note").read_text()) == [
+        *(counted(episode, number) for number in (0, 2)),
+        [one[0], one[1] + two[1]],
+        counted(episode, 6),
+        [counted(episode, 7)[0], 4],
+    ]
+
+
+@pytest.mark.slow
+def test_the_official_client_of_anthropic(tmp_path: Path) -> None:
+    pytest.importorskip("anthropic")
+    calls = [f'<tool_call>{{"name": "add", "arguments": {{"a": 1, "b": {b}}}}}</tool_call>' for b in ("2", '"\u00e9"')]
+    answers = [f"Let me see.{calls[0]}", "3", "streamed!", calls[1]]
+    episode = official("anthropic_program.py", answers, tmp_path / "note")
+    rows = episode.rows()
+    assert [len(row) for row in rows] == [3, 1]
+    assert written(rows[0][1:2]).startswith("\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>user\nWell?<|im_end|>")
+    assert json.loads((tmp_path / "note").read_text()) == [counted(episode, number) for number in range(4)]

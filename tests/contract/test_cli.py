@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from lmgym import __version__
 from lmgym.cli.main import COMMANDS, main
 from lmgym.config.build import dump, load_config
 from lmgym.config.early import check_early
+from lmgym.config.unknown_keys import FORMER
 from lmgym.core import registry
-from lmgym.core.errors import plain_warnings, warn
+from lmgym.core.constraints import FormerKey
+from lmgym.core.errors import LmgymError, plain_warnings, warn
+from lmgym.core.validation import field_hints, metadata_of
 from lmgym.types import Example
 from tests import rounding, runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
@@ -91,7 +95,7 @@ def test_lmgym_alone_names_five_commands_that_exist(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["trian", "x"], "there is no command trian; did you mean 'train'? Valid: check,"),
+        (["trian", "x"], "there is no command trian; did you mean 'train'? Valid: bisect, check,"),
         (["quickstart"], "there is no command quickstart; to train quickstart, write: lmgym train quickstart"),
         (["train", "quickstart", "--steps", "5"], "keys of a recipe are written without dashes: steps=5"),
         (["train", "quickstart", "--learning-rate=1e-4"], "written without dashes: optimizer.learning_rate=1e-4"),
@@ -124,6 +128,10 @@ sys.exit(status)
         (["quickstrat"], "there is no recipe quickstrat, here or among those of lmgym; did you mean 'quickstart'?"),
         (["resipe.yaml"], "there is no recipe resipe.yaml; did you mean recipe.yaml?"),
         (["quickstart", "stepz=3"], "quickstart: unknown key 'stepz'; did you mean 'steps'?"),
+        (
+            ["quickstart", "policy.lora_rnk=3"],
+            "quickstart: unknown key 'lora_rnk' in 'policy'; did you mean 'lora_rank'?",
+        ),
         (["quickstart", "stages.rll.steps=3"], "there is no stage 'rll'; did you mean 'rl'?"),
         (["quickstart", "algorithm=gpro"], "quickstart: unknown algorithm 'gpro'; did you mean 'grpo'?"),
         (["recipe.yaml", "rewards={lenght: 1}"], "recipe.yaml: unknown reward 'lenght'; did you mean 'length'?"),
@@ -149,12 +157,45 @@ def test_typos_are_told_before_torch_is_imported(arguments: list[str], said: str
         "rewards={expand: true, values: [{words: 1}, {length: 1}]}",
         "algorithm={name: {expand: true, values: [grpo, rloo]}}",
         "runs={sweep: {algorithm.group_size: [2, 4]}}",
+        "runs={sweep: {optimizer: [{learning_rate: 1}]}}",
+        "env={name: gymnasium, id: Blackjack-v1, arguments: {natural: true}}",
+        "task={name: tests.contract.test_cli:nobody, anything: 1}",
         "rewards={mine: {reward: words}, tests.contract.test_cli:nobody: 1}",
         "plugins=[a_module_that_may_register_gpro]",
     ],
 )
 def test_what_only_the_whole_recipe_tells_is_not_refused_early(override: str) -> None:
     check_early("gsm8k_grpo", [override] + ["algorithm=gpro"] * override.startswith("plugins"))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("sampling.top_n=3", "unknown key 'top_n' in 'sampling'; did you mean 'top_p'?"),
+        ("optimizer.learning_rte=1", "unknown key 'learning_rte' in 'optimizer'; did you mean 'learning_rate'?"),
+        ("algorithm.group_siz=4", "unknown key 'group_siz' in 'algorithm'; did you mean 'group_size'?"),
+        ("algorithm.credit={name: group, scal: 1}", "unknown key 'scal' in 'algorithm.credit'; did you mean 'scale'?"),
+        ("stages=[{name: rl, sampling: {top: 1}}]", "unknown key 'top' in 'stages.rl.sampling'; did you mean"),
+    ],
+)
+def test_unknown_keys_of_sections_are_refused_early(override: str, said: str) -> None:
+    """In the same words as when the recipe is built."""
+    with pytest.raises(LmgymError, match=re.escape(f"gsm8k_grpo: {said}")):
+        check_early("gsm8k_grpo", [override])
+    with pytest.raises(LmgymError, match=re.escape(f"gsm8k_grpo: {said}")):
+        load_config("gsm8k_grpo", [override])
+
+
+def test_former_names_of_keys_are_not_refused_early() -> None:
+    former = {
+        one.name
+        for algorithm in map(partial(registry.get, "algorithm"), registry.names("algorithm"))
+        for hint in field_hints(algorithm).values()
+        for one in metadata_of(hint)
+        if isinstance(one, FormerKey)
+    }
+    assert former == FORMER
+    check_early("gsm8k_grpo", ["algorithm.drift_coefficient=0.1"])
 
 
 def test_lmgyms_own_warnings_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:

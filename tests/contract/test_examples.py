@@ -276,7 +276,8 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
     stages += [{"name": name, "algorithm": name, "task": runs.GIVEN[name], "steps": 1} for name in given]
     evaluation: dict[str, Any] = {"every": 0, "examples": 4, "samples": 2, "temperature": 1.0}
     evaluation |= {"metrics": {"distinct_1": {"pool": False}, "final_answer": {}}, "best_of": "length"}
-    folder = runs.run(tmp_path / "run", stages=stages, steps=None, algorithm=None, evaluation=evaluation)
+    policy = {**runs.TINY["policy"], "memory_gib": 64}
+    folder = runs.run(tmp_path / "run", stages=stages, steps=None, algorithm=None, evaluation=evaluation, policy=policy)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     seen = {key.removesuffix("/low").removesuffix("/high") for line in lines for key in line}
     seen |= {"truncated/context"}  # of environments that fill the context: tests/property/test_environments.py

@@ -14,7 +14,8 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.validation import check_arguments
 from lmgym.envs.conversation import Conversation
 from lmgym.envs.tools.calculator import calculator
-from lmgym.envs.tools.parsing import Call, Unreadable, parse_calls
+from lmgym.envs.tools.calls import Call, Unreadable
+from lmgym.envs.tools.parsing import parse_calls
 from lmgym.envs.tools.schema import Answer, answer_call, cut, prepare, schema, tool
 from lmgym.types import Example
 
@@ -211,6 +212,8 @@ def test_a_function_that_is_no_tool_is_refused(function: Any, says: str) -> None
          [Call("f", {}), Call("g", {"a": 1})]),
         (' [{"name": "f", "arguments": {"a": 1}}]', [Call("f", {"a": 1})]),
         ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]x1[ARGS]{}', [Call("f", {"a": 1}), Call("g", {})]),
+        ('{"name": "f", "parameters": {"a": "<tool_call>"}}', [Call("f", {"a": "<tool_call>"})]),
+        (call("f", a="<function=g>"), [Call("f", {"a": "<function=g>"})]),
         ('{"name": "Tom", "age": 3}', []),
         ('{"answer": {"arguments": 1}}', []),
         ("[1, 2]", []),
@@ -218,6 +221,59 @@ def test_a_function_that_is_no_tool_is_refused(function: Any, says: str) -> None
 )  # fmt: skip
 def test_calls_are_read(text: str, calls: list[Call]) -> None:
     assert parse_calls(text) == calls
+
+
+SCHEMAS = {
+    "f": {
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "many": {"type": ["array", "null"]},
+            "yes": {"type": "boolean"},
+        }
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        # Qwen3-Coder, as its chat template writes a call.
+        ("Let me.\n<tool_call>\n<function=f>\n<parameter=text>\n3\n</parameter>\n<parameter=count>\n3\n</parameter>\n"
+         "</function>\n</tool_call>", [Call("f", {"text": "3", "count": 3})]),
+        ("<function=f>\n<parameter=text>\na\n\n b < c\n</parameter>\n</function>\n<function=g>\n</function>",
+         [Call("f", {"text": "a\n\n b < c"}), Call("g", {})]),
+        ("<tool_call><function=f><parameter=many>[1, {}]</parameter><parameter=yes>True</parameter>"
+         "<parameter=count>three</parameter><parameter=new>7",
+         [Call("f", {"many": [1, {}], "yes": True, "count": "three", "new": "7"})]),
+        # FunctionGemma and Gemma 4, as their chat templates write a call, and without the marks.
+        ("<start_function_call>call:f{count:3,text:<escape>a, {b:<escape>}<end_function_call>",
+         [Call("f", {"count": 3, "text": "a, {b:"})]),
+        ('<|tool_call>call:f{many:[1,<|"|>x<|"|>],yes:true}<tool_call|><|tool_call>call:g{o:{p:-1}}<tool_call|>',
+         [Call("f", {"many": [1, "x"], "yes": True}), Call("g", {"o": "{p:-1}"})]),
+        ("call:f{text:3, then 4,count:3}call:g{}", [Call("f", {"text": "3, then 4", "count": 3}), Call("g", {})]),
+        ("I call:f{}", []),
+    ],
+)  # fmt: skip
+def test_values_without_a_type_get_that_of_the_schema(text: str, calls: list[Call]) -> None:
+    assert parse_calls(text, schemas=SCHEMAS) == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("<function=", "has no name"),
+        ("<function=f><parameter=>1", "a tag <parameter=...> of 'f' has no name"),
+        ("<function=f><parameter=a>1</parameter><parameter=a>2", "the parameter 'a' of 'f' comes twice"),
+        ("<start_function_call>f(3)<end_function_call>", "a call is written as call:name{key:value}"),
+        ("<|tool_call>call:f{a:1", "a call is written as call:name{key:value}"),
+        ('<|tool_call>call:f{a:<|"|>b<|"|>,a:2}', "the arguments of 'f' cannot be read: the key 'a' comes twice"),
+        ('<|tool_call>call:f{a:<|"|>b<|"|>,c:' + "[" * 60 + "]" * 60 + "}", "nested too deeply"),
+    ],
+)
+def test_calls_of_other_forms_that_cannot_be_read_say_why(text: str, says: str) -> None:
+    (only,) = parse_calls(text)
+    assert isinstance(only, Unreadable) and says in only.reason
 
 
 @pytest.mark.parametrize(

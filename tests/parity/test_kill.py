@@ -11,6 +11,7 @@ import pytest
 
 from lmgym.training.checkpoints import checkpoint
 from tests import runs
+from tests.contract.test_agent_program import TRAINING as PROGRAMS
 from tests.runs import Shell, assert_equal_runs, shell  # noqa: F401 (a fixture)
 
 KILLS = 20
@@ -122,3 +123,17 @@ def test_a_second_ctrl_c_stops_at_once(shell: Shell, tmp_path: Path) -> None:  #
     os.kill(shell.process, signal.SIGINT)
     assert shell.wait() == 130
     assert "lmgym: stopped; what was saved is whole" in shell.said and "Traceback" not in shell.said
+
+
+@pytest.mark.slow
+def test_a_killed_run_whose_episodes_are_programs_ends_the_same(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+    """The gateway dies with the run, and its programs with the gateway (tests/torture/kills.py: at random moments)."""
+    recipe = runs.write(tmp_path / "recipe.yaml", **PROGRAMS)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert shell.run("train", recipe, f"out={whole}") == 0, shell.said
+    shell.start("train", recipe, f"out={killed}")
+    wait_for(lambda: train_steps(killed))
+    os.kill(shell.process, signal.SIGKILL)
+    assert shell.wait() == -signal.SIGKILL
+    assert shell.run("train", recipe, f"out={killed}") == 0, shell.said
+    assert_equal_runs(whole, killed)

@@ -1,12 +1,11 @@
 """A pool of generators on Ray: the bits of one process, whatever their number and whoever of them is lost."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from lmgym.logs.console import Console
 from lmgym.models.copies import with_weights, without_weights
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
-from lmgym.training.checkpoints import manifest
 from tests import runs
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_environments import NUMBERS
@@ -65,18 +63,19 @@ def requests(count: int = 16) -> list[Request]:
 
 class Killing:
     """Lets a generator die whenever it has been sent its second call of a push of weights: in the middle of a rollout.
+    `pushes`: only with these weights.
 
     Example: Killing(generators).kills -> 3
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pushes: Collection[int] = range(1000)) -> None:
         self.kills, self.seen = 0, dict[int, int]()
         send = RayGenerators._send
 
         def sent(generators: RayGenerators, worker: Worker, call: Call) -> Any:
             answer = send(generators, worker, call)
             self.seen[generators.pushed] = self.seen.get(generators.pushed, 0) + 1
-            if self.seen[generators.pushed] == 2:
+            if self.seen[generators.pushed] == 2 and generators.pushed in pushes:
                 self.kills += 1
                 ray.kill(worker.actor)
             return answer
@@ -221,51 +220,9 @@ def test_a_pool_chooses_its_units_once(cluster: None, tmp_path: Path) -> None:
     assert "engine: 1 generator on this machine, 1 thread each, units of 8 answers" in lines
 
 
-CAPPED = {"name": "grpo", "group_size": 4, "correction": {"name": "truncated", "cap": 2.0}}
-
-
-def test_one_step_ahead_repeats_resumes_and_survives(
-    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two runs, a run that was stopped and resumed, and one whose generators die are the same."""
-    changes: dict[str, Any] = {"algorithm": CAPPED, "steps": 4, "checkpoint": {"every": 1, "keep": 9}}
-    changes |= {"engine": {"name": "pool", "unit": UNIT, "workers": 1, "ahead": 1}}
-    one = runs.run(tmp_path / "one", **changes)
-    lags = [record.get("version_lag") for record in runs.records(one / "metrics.jsonl") if record["kind"] == "train"]
-    assert lags == [None, 1.0, 1.0, 1.0]  # the first answers are the first policy's own
-    halves = runs.run(tmp_path / "halves", Interrupting(at=2), **changes)
-    assert (runs.newest(halves) / "ahead.json").stat().st_size > 1000
-    other = runs.newest(shutil.copytree(halves, tmp_path / "other"))
-    (other / "ahead.json").write_text('{"step": 2, "episodes": {"0": [{}]}}')
-    manifest.write(other)
-    with pytest.raises(LmgymError, match=r"ahead\.json holds no answers of a step \(KeyError"):
-        runs.run(tmp_path / "other", **changes)
-    runs.run(halves, **changes)
-    assert_equal_runs(one, halves)
-    assert not (runs.newest(one) / "ahead.json").exists()  # nothing is sampled for a step that does not come
-    killing = Killing(monkeypatch)
-    again = runs.run(tmp_path / "again", **changes)
-    assert_equal_runs(one, again)
-    assert killing.kills >= 4
-
-
-def test_the_first_step_ahead_is_that_of_a_run_without(cluster: None, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"algorithm": CAPPED, "steps": 2}
-    rollouts = []
-    for ahead in (0, 1):
-        engine = {"name": "pool", "workers": 1, "ahead": ahead}
-        run = runs.run(tmp_path / str(ahead), engine=engine, **changes)
-        rollouts.append(runs.records(run / "rollouts.jsonl"))
-    first = [[line for line in lines if line["kind"] == "train" and line["step"] == 0] for lines in rollouts]
-    second = [[line for line in lines if line["kind"] == "train" and line["step"] == 1] for lines in rollouts]
-    assert first[0] == first[1] and second[0] != second[1]
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"engine": {"ahead": 1}}, r"engine\.ahead: the sampler reads the weights that the update changes"),
-        ({"engine": {"name": "pool", "ahead": 1}}, r"engine\.ahead: .* older weights, which grpo does not correct for"),
         ({"engine": {"workers": 2}}, r"engine\.workers is for another engine; write engine\.name: pool"),
         ({"engine": {"name": "pool"}, "algorithm": "nlpo"}, r"engine\.name: .* which only the training process holds"),
         (

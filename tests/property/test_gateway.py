@@ -1,6 +1,7 @@
 """The gateway's tree of turns and its reader of requests, under random and hostile use."""
 
 import http.client
+import itertools
 import json
 import socket
 import threading
@@ -13,19 +14,12 @@ from hypothesis import strategies as st
 
 from lmgym.envs.base import Branch, Step
 from lmgym.envs.vector import InProcess
+from lmgym.gateway.chat import chat_body, chat_events, read_request
+from lmgym.gateway.completions import read_completion
+from lmgym.gateway.messages import read_messages
 from lmgym.gateway.server import LARGEST, Gateway
 from lmgym.gateway.session import MOST_WAITING, Mailbox, Place, Tree, Waiting
-from lmgym.gateway.wire import (
-    Answer,
-    ChatRequest,
-    Refused,
-    Reply,
-    Said,
-    chat_body,
-    chat_events,
-    read_json,
-    read_request,
-)
+from lmgym.gateway.wire import Answer, ChatRequest, Refused, Reply, Said, read_json
 from lmgym.inference.base import Sampling
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import collect
@@ -138,7 +132,8 @@ json_values = st.recursive(
 )
 fields = st.sampled_from(
     ["messages", "role", "content", "tools", "n", "stop", "stream", "tool_calls", "tool_call_id", "name", "function",
-     "type", "text", "logprobs", "temperature", "stream_options", "id", "arguments"]
+     "type", "text", "logprobs", "temperature", "stream_options", "id", "arguments", "prompt", "system", "tool_use_id",
+     "input", "input_schema", "stop_sequences"]
 )  # fmt: skip
 requests = st.dictionaries(fields, json_values | st.just([{"role": "user", "content": "a"}]), max_size=5)
 
@@ -148,14 +143,19 @@ requests = st.dictionaries(fields, json_values | st.just([{"role": "user", "cont
 def test_any_json_is_read_or_refused(tree: Any, message: dict[str, Any]) -> None:
     odd = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **message}]}
     odd["messages"].append({"role": "user", "content": "c"})
-    for one in (tree, odd):
+    result, use = ({"type": kind, "id": "a", "tool_use_id": "a", **message} for kind in ("tool_result", "tool_use"))
+    blocks = {"messages": [{"role": "user", "content": [result]}, {"role": "assistant", "content": [use]}]}
+    blocks["messages"].append({"role": "user", "content": [{"type": "text", "text": "a", **message}, result]})
+    readers = (read_request, read_completion, read_messages)
+    for one, read in itertools.product((tree, odd, blocks, {"prompt": "a", **message}), readers):
         try:
-            request = read_request(one, ("temperature",))
+            request = read(one, ("temperature",))
         except Refused as refused:
             assert refused.status in (400, 413) and str(refused)
         else:
             assert request.messages[-1].role != "assistant"
             assert len(Tree().messages(ChatRequest(request.messages[-1:]))) == 1
+            assert len(request.messages) == 1 or not request.bare
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,8 @@ def test_a_reply_and_its_stream_hold_the_same() -> None:
     said = Said("assistant", "Let me see.", (("call_0_0", "add", "{}"),))
     answer = Answer(0, [Reply(said, "tool_calls"), Reply(Said("assistant", "4"), "length")])
     events = [
-        json.loads(line.removeprefix(b"data: ")) for line in b"".join(chat_events(answer, "m")).split(b"\n\n")[:-2]
+        json.loads(line.removeprefix(b"data: "))
+        for line in b"".join(chat_events(answer, ASKED, "m")).split(b"\n\n")[:-2]
     ]
     for choice in chat_body(answer, "m")["choices"]:
         pieces = [one["choices"][0] for one in events if one["choices"][0]["index"] == choice["index"]]

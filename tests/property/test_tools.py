@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from lmgym.core.errors import LmgymError
 from lmgym.envs.conversation import Conversation
-from lmgym.envs.tools.parsing import Call, Unreadable, parse_calls
+from lmgym.envs.tools.calls import Call, Unreadable
+from lmgym.envs.tools.parsing import parse_calls
 from lmgym.envs.tools.sandbox import runner
 from lmgym.envs.tools.sandbox.runner import Limits, protection, python_within, require, run
 from lmgym.envs.tools.sandbox.snippet_kernel import CALLS, OPENS
@@ -38,12 +39,20 @@ PIECES = [
     ":", '{"name": "echo", "arguments": {"value": ', '{"name": "calculator", "arguments": {"expression": "', '"}}',
     "}}", '{"name": "echo", "parameters": {}}', '"name"', '"arguments"', "NaN", "Infinity", "-", "1e999", "9" * 5000,
     "null", "9**9**9", "__import__('os').system('true')", "\u0663\u0664", "\uff11", "\\ud800", "\x00", "\u202e",
+    "<function=", "</function>", "<parameter=", "</parameter>", ">", "<|tool_call>", '<|"|>', "call:echo{", "value:",
     "\U0001f600", " ", "\n", ";", "true", "[" * 3000, '{"a":' * 3000, "(" * 3000, '"a": 1, "a": 2', "x" * 1000,
 ]  # fmt: skip
 LONG = [
     "[",
     '{"a":',
     "<tool_call>",
+    "<function=f>",
+    "<parameter=",
+    "<|tool_call>call:f{a:",
+    "call:f{a:",
+    "{a:",
+    ",a:",
+    "}call:f{",
     "9",
     "[TOOL_CALLS]",
     "\\ud800",

@@ -32,6 +32,7 @@ from lmgym.envs.base import Step
 from lmgym.envs.tools.sandbox.runner import Limits, python_within
 from lmgym.types import Example
 from tests import runs
+from tests.contract.test_agent_program import TRAINING as PROGRAMS
 from tests.contract.test_every_algorithm import policy_section
 from tests.parity.test_resume import ALGORITHMS, SETTINGS
 from tests.parity.test_resume_environments import GAMES, NUMBERS
@@ -92,6 +93,12 @@ RECIPES = {
     "replay": of_algorithm("replay"),
     "reinforce, moving mean": of_algorithm("reinforce ema"),
     "distil": of_algorithm("distill", **SETTINGS["distill"]),
+    "three steps ahead": Recipe(
+        {
+            "algorithm": {"name": "grpo", "group_size": 4, "correction": {"name": "truncated"}},
+            "engine": {"ahead": 3},
+        }
+    ),
     "lora with a reference": of_algorithm("grpo, reference", **LORA),
     "t5 with a2c": Recipe({"policy": policy_section("builtin:tiny_t5"), "algorithm": {"name": "a2c"}, "steps": 20}),
     "rewards in processes": Recipe({"rewards": {"math_equal": 1.0, "length": {"target": 6}}}, workers="nothing"),
@@ -99,6 +106,7 @@ RECIPES = {
         {**PLAY, "env": {**GAMES["in processes"], "workers": 2}, "evaluation": {"env": GAMES["against itself"]}},
         workers="an episode",
     ),
+    "programs that ask": Recipe({**PROGRAMS, "steps": 4}, workers="an episode"),
     "snippets in the sandbox": Recipe(
         {"env": "tests.torture.kills:Snippets", "rewards": {}, "task": "episodes", "steps": 4, "prompts_per_step": 2},
         workers="an episode",

@@ -249,6 +249,7 @@ def command(mutant: Mutant, path: Path) -> list[str]:
             "export": ["--to", str(path.parent / "exported")],
             "generate": ["--prompt", "2 + 2"],
             "resume": ["steps=5"],
+            "serve": ["--port", "-1"],  # no port: it ends before it listens
             "view": ["--html", str(path.parent / "page.html")],
         }.get(mutant.verb, [])
         first = str(path / "recipe.yaml") if mutant.verb == "compare" else str(path)

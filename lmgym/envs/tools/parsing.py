@@ -2,45 +2,31 @@
 
 Unreadable calls become `Unreadable` with a reason. The time is linear in the length of the text, even a hostile one."""
 
-import json
-import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lmgym.envs.tools import gemma, qwen_coder
+from lmgym.envs.tools.calls import DECODER, Call, Unreadable, shallow, shorter, why
+
 OPEN, CLOSE, MISTRAL = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
-BARE = re.compile(r'\s*\[?\s*\{\s*"(?:name|type|function|arguments|parameters)"\s*:')  # of Llama, or of Mistral
-DEEPEST = 50  # nested lists and objects
-LONGEST = 1_000  # digits of a whole number
+BARE = re.compile(r'(?:\[\s*)?\{\s*"(?:name|type|function|arguments|parameters)"\s*:')  # of Llama, or of Mistral
+FIRST = re.compile(  # what the first call begins with, in the forms that have a mark
+    r"(?:<tool_call>\s*)?<function=|" + "|".join(map(re.escape, (OPEN, MISTRAL, *gemma.MARKS)))
+)
 
 
-@dataclass(frozen=True)
-class Call:
-    """One tool call of a model.
-
-    Example: Call("python", {"code": "6 * 7"})"""
-
-    name: str
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """A call that cannot be read, and the reason.
-
-    Example: Unreadable("not valid JSON: Expecting value: line 1 column 9 (char 8)")"""
-
-    reason: str
-
-
-def parse_calls(text: str, most: int = 16) -> list[Call | Unreadable]:
+def parse_calls(
+    text: str, most: int = 16, schemas: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[Call | Unreadable]:
     """The calls in a model's text, in order; empty if it has none.
 
     It reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen; the last end tag may be missing),
-    `[TOOL_CALLS] [{...}]` and `[TOOL_CALLS]name[ARGS]{...}` (Mistral), and a text that begins with such an object or
-    a list of them, with `arguments` or `parameters` (Llama 3, and Mistral once its special tokens are removed). Text
-    in `<think>` is ignored. If there are more than `most` calls, one `Unreadable` replaces the surplus.
+    `[TOOL_CALLS] [{...}]` and `[TOOL_CALLS]name[ARGS]{...}` (Mistral), the tags of Qwen3-Coder (qwen_coder.py), the
+    calls of Gemma (gemma.py), and a text that begins with such an object or a list of them, with `arguments` or
+    `parameters` (Llama 3, and Mistral once its special tokens are removed). Text in `<think>` is ignored. If there are
+    more than `most` calls, one `Unreadable` replaces the surplus. `schemas`: of the arguments of each tool, for forms
+    that do not write a value's type.
 
     Example:
         >>> parse_calls('<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>')
@@ -48,21 +34,35 @@ def parse_calls(text: str, most: int = 16) -> list[Call | Unreadable]:
     """
     text = text.rpartition("</think>")[2].partition("<think>")[0]
     calls: list[Call | Unreadable] = []
-    for call in _calls(text):
+    for call in _calls(text, schemas or {}):
         if len(calls) == most:
             return [*calls, Unreadable(f"more than {most} calls at once; those behind the first {most} were not made")]
         calls.append(call)
     return calls
 
 
-def shorter(text: str, most: int = 80) -> str:
-    """The text; if it is longer than `most` characters, its beginning and three dots."""
-    return text if len(text) <= most else text[:most] + "..."
+def text_before_calls(text: str) -> str:
+    """What a model has written before its first call.
+
+    Example: text_before_calls('Let me see. <tool_call>{"name": ...') -> 'Let me see.'"""
+    first = FIRST.search(text)
+    return text[: first.start()].strip() if first else ""
 
 
-def _calls(text: str) -> Iterator[Call | Unreadable]:
+def _calls(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[Call | Unreadable]:
+    # Llama: the text is the object itself.
+    if BARE.match(text.lstrip()) and ('"arguments"' in text or '"parameters"' in text):
+        yield from _objects(text)
+        return
+    # The mark that comes first says which form it is; the values of one form may hold the marks of another.
+    first = FIRST.search(text)
+    mark = first[0] if first else ""
+    if mark.endswith(qwen_coder.OPEN):
+        yield from qwen_coder.calls(text, schemas)
+    elif mark in gemma.MARKS or gemma.HEAD.match(text):
+        yield from gemma.calls(text, schemas)
     # Hermes and Qwen: one object between each pair of tags.
-    if OPEN in text:
+    elif mark == OPEN:
         index = text.find(OPEN)
         while index >= 0:
             begin, following = index + len(OPEN), text.find(OPEN, index + len(OPEN))
@@ -70,7 +70,7 @@ def _calls(text: str) -> Iterator[Call | Unreadable]:
             yield from _objects(body.partition(CLOSE)[0])
             index = following
     # Mistral: a list of objects after the mark, or name[ARGS]{...}.
-    elif MISTRAL in text:
+    elif mark == MISTRAL:
         for begin in _places(text, MISTRAL):
             body = text[begin:].partition(MISTRAL)[0].lstrip()
             if body[:1] in ("[", "{"):
@@ -78,9 +78,6 @@ def _calls(text: str) -> Iterator[Call | Unreadable]:
             else:
                 name, _, arguments = body.partition("{")
                 yield from _objects("{" + arguments, name.partition("[")[0].strip())
-    # Llama: the text is the object itself.
-    elif BARE.match(text) and ('"arguments"' in text or '"parameters"' in text):
-        yield from _objects(text)
 
 
 def _places(text: str, mark: str) -> Iterator[int]:
@@ -98,7 +95,7 @@ def _objects(text: str, name: str | None = None) -> Iterator[Call | Unreadable]:
         try:
             value, end = DECODER.raw_decode(rest)
         except (ValueError, RecursionError) as error:
-            yield Unreadable(f"not valid JSON: {_why(error)}")
+            yield Unreadable(f"not valid JSON: {why(error)}")
             return
         for item in value if isinstance(value, list) else [value]:
             yield _call(item if name is None else {"name": name, "arguments": item})
@@ -119,60 +116,11 @@ def _call(tree: Any) -> Call | Unreadable:
         try:
             arguments = DECODER.decode(arguments)
         except (ValueError, RecursionError) as error:
-            return Unreadable(f"the arguments are not valid JSON: {_why(error)}")
+            return Unreadable(f"the arguments are not valid JSON: {why(error)}")
     if arguments is None and "arguments" not in tree and "parameters" not in tree:
         return Unreadable(f"the call of '{shorter(tree['name'])}' has no 'arguments'")
     if not isinstance(arguments, dict):
         return Unreadable(f"the arguments of '{shorter(tree['name'])}' must be an object, {{}} where there are none")
-    if not _shallow(arguments):
+    if not shallow(arguments):
         return Unreadable(f"the arguments of '{shorter(tree['name'])}' are nested too deeply")
     return Call(tree["name"], arguments)
-
-
-def _shallow(value: Any) -> bool:
-    # Level by level, without recursion: the text may be hostile.
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [inner for item in level if isinstance(item, list | dict) for inner in _inside(item)]
-        if not level:
-            return True
-    return False
-
-
-def _inside(value: list[Any] | dict[str, Any]) -> list[Any]:
-    return value if isinstance(value, list) else list(value.values())
-
-
-def _why(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else shorter(str(error), 120)
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    tree = dict[str, Any]()
-    for name, value in pairs:
-        if name in tree:
-            raise ValueError(f"the key '{shorter(name)}' comes twice")
-        tree[name] = value
-    return tree
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > LONGEST:
-        raise ValueError(f"{shorter(digits)} is too large a number")
-    return int(digits)
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{shorter(digits)} is too large a number")
-    return value
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_int=_whole, parse_float=_finite, parse_constant=_no_constant
-)

@@ -17,7 +17,7 @@ from typing import Any, Literal, Union
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
-from lmgym.envs.tools.parsing import Call, Unreadable, shorter
+from lmgym.envs.tools.calls import Call, Unreadable, shorter
 from lmgym.processes.coroutines import result_of
 from lmgym.types import Example
 

@@ -7,7 +7,7 @@ from lmgym.core.availability import availability_of
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.inference.base import Engine
-from lmgym.inference.kinds import EngineKind, EngineSection, Place, Units, unit_sentence
+from lmgym.inference.kinds import EngineKind, EngineSection, Place, Units, ahead_words, unit_sentence
 from lmgym.inference.pool.pool import InUnits
 from lmgym.models.policy import Policy
 
@@ -33,11 +33,11 @@ class PoolKind(EngineKind):
 
     def sentence(self, section: EngineSection, unit: int | None, threads: int | None) -> str:
         """Example: "engine: 2 generators on this machine, 1 thread each, units of 64 answers" """
-        workers, ahead = section.workers or WORKERS, ", one step ahead" if section.ahead else ""
+        workers = section.workers or WORKERS
         generators = "1 generator" if workers == 1 else f"{workers} generators"
         where = f"on Ray at {section.address}" if section.address else "on this machine"
         each = f"{threads} thread{'s' if threads != 1 else ''} each"
-        return f"engine: {generators} {where}, {each}, {unit_sentence(unit)}{ahead}"
+        return f"engine: {generators} {where}, {each}, {unit_sentence(unit)}{ahead_words(section.ahead)}"
 
     def open(self, section: EngineSection, policy: Policy, place: Place) -> Engine[Policy]:
         """Of several ranks each has its share of the generators. Raises LmgymError if there are fewer than ranks."""
@@ -51,4 +51,5 @@ class PoolKind(EngineKind):
         from lmgym.inference.pool.ray_generators import RayGenerators
 
         how = (section.rows, section.captured, section.seconds or WAIT, section.address, place.warn)
-        return InUnits(policy, RayGenerators(policy, workers, place.threads, *how), place.unit, section.rows)
+        generators = RayGenerators(policy, workers, place.threads, *how, versions=section.ahead + 1)
+        return InUnits(policy, generators, place.unit, section.rows)

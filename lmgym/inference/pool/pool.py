@@ -30,6 +30,9 @@ class Generators(Protocol):
     def restricted(self, restriction: Restriction, mask: Policy | None) -> "Generators":
         """These generators under a restriction of the tokens that they sample."""
 
+    def kept(self) -> "Generators":
+        """These generators with the weights that they were sent last, whatever `load` sends later."""
+
     def close(self) -> None:
         """End all of them."""
 
@@ -54,6 +57,10 @@ class Here:
 
     def restricted(self, restriction: Restriction, mask: Policy | None) -> "Here":
         return Here(self.generator.sampler.restricted(restriction, mask))
+
+    def kept(self) -> "Here":
+        """Its weights are the policy's own, which no copy keeps: ask before the next update."""
+        return Here(self.generator.sampler.beside())
 
     def close(self) -> None:
         """Nothing to end."""
@@ -103,6 +110,11 @@ class InUnits:
         other = copy.copy(self)
         other.generators = self.generators.restricted(restriction, mask)
         return other
+
+    def kept(self) -> "InUnits":
+        """This engine with the weights that were loaded last, whatever `load` brings later; its conversations are its
+        own. Ask one of the two at a time."""
+        return InUnits(self.policy, self.generators.kept(), self.units.size, self.rows)
 
     def forget(self, conversations: Sequence[int]) -> None:
         """Free what is cached of conversations that are over: at the unit's next call, or now if that is over too."""

@@ -4,6 +4,7 @@ A generator that dies, or does not answer in time, is replaced by a new one, and
 again: their calls so far are repeated, so every bit is as it was. Ray's own wire carries pickles, so that whoever can
 reach its ports can run code; keep it on trusted networks (docs/engines.md)."""
 
+import copy
 import logging
 import socket
 import time
@@ -77,15 +78,15 @@ class Worker:
     """An actor as the training process sees it."""
 
     actor: Any
-    version: int | None = None  # of the weights that it was sent; None: it has none yet
-    units: set[int] = field(default_factory=set)  # whose conversations it caches
+    version: int | None = None  # of the weights that it was sent last; None: it has none yet
+    units: set[int] = field(default_factory=set)  # whose conversations it caches, with these weights
 
 
 class RayGenerators:
     """`workers` actors, each with one CPU of Ray's for each of its `threads` (or one GPU, if the policy is on one).
 
     `seconds` is the limit of one call. `address` is that of a Ray cluster; without it Ray starts on this machine and
-    ends with the run. `warn` is told of generators that are replaced.
+    ends with the run. `warn` is told of generators that are replaced. `versions` of the weights are in use at once.
 
     Example: InUnits(policy, RayGenerators(policy, workers=2, threads=1), size=32)"""
 
@@ -99,10 +100,11 @@ class RayGenerators:
         seconds: float = 600.0,
         address: str | None = None,
         warn: Callable[[str], None] = print,
+        versions: int = 1,
     ) -> None:
         self.settings, self.seconds, self.warn = (threads, rows, captured), seconds, warn
         size = sum(parameter.numel() * parameter.element_size() for parameter in policy.model.parameters())
-        self._started = _connect(address, workers * threads, 3 * size + SPARE)
+        self._started = _connect(address, workers * threads, (2 + versions) * size + SPARE)
         self._node = RayNode()
         on_gpu = policy.device.type == "cuda"
         self._needs = ("GPU", workers) if on_gpu else ("CPU", workers * threads)
@@ -156,15 +158,13 @@ class RayGenerators:
         for unit in units:
             self._history.pop(unit, None)
         for worker in self.workers:
-            if own := worker.units & over:
+            if own := self._units(worker) & over:
                 worker.units -= own
                 worker.actor.drop.remote([*own])
 
     def load(self, policy: Policy, version: int) -> None:
         """Put the trained weights where all generators read them; each one takes them before its next call."""
         self._history.clear()
-        for worker in self.workers:
-            worker.units.clear()
         arrays = _arrays(policy, trained=True)
         with self._node.watched():
             self._trained, self.pushed = ray.put(arrays), self.pushed + 1
@@ -173,6 +173,12 @@ class RayGenerators:
         raise LmgymError(
             "engine.name: pool does not hold the frozen policy that restricts what is sampled; write engine: sampler"
         )
+
+    def kept(self) -> "RayGenerators":
+        """The same actors, asked with the weights that were loaded last."""
+        other = copy.copy(self)
+        other._history = {}
+        return other
 
     def close(self) -> None:
         """End the generators, and Ray if it was started here."""
@@ -188,9 +194,13 @@ class RayGenerators:
 
     def _next(self, worker: Worker, waiting: Sequence[int], calls: Sequence[Call]) -> int | None:
         """The first waiting call of a unit that this generator caches, or else of one that none does."""
-        elsewhere = {unit for other in self.workers if other is not worker for unit in other.units}
-        own = [place for place in waiting if calls[place].unit in worker.units]
+        elsewhere = {unit for other in self.workers if other is not worker for unit in self._units(other)}
+        own = [place for place in waiting if calls[place].unit in self._units(worker)]
         return next(iter(own), next((place for place in waiting if calls[place].unit not in elsewhere), None))
+
+    def _units(self, worker: Worker) -> set[int]:
+        """The units that a generator caches, if it has these weights."""
+        return worker.units if worker.version == self.pushed else set()
 
     def _send(self, worker: Worker, call: Call) -> Any:
         """Ask a generator, which first takes the weights if it does not have them: the answer to come."""
@@ -199,6 +209,8 @@ class RayGenerators:
             loaded = worker.actor.begin.remote(self._empty, self._frozen, self._trained, self.pushed)
         elif worker.version != self.pushed:
             loaded = worker.actor.load.remote(self._trained, self.pushed)
+        if loaded is not None:
+            worker.units.clear()
         worker.version = self.pushed
         before: list[Call] = []
         if call.unit is not None and call.unit not in worker.units:

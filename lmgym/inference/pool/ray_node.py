@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from threading import Thread
+from threading import Thread, get_ident
 from typing import Any
 
 from lmgym.distributed.launch import RANK_LOST
@@ -31,7 +31,8 @@ class RayNode:
     def __init__(self) -> None:
         from ray._private import worker
 
-        self._inside = self._closed = self._connected = False
+        self._closed = self._connected = False
+        self._inside = set[int]()  # threads that access Ray
         self._socket = socket.socket(socket.AF_UNIX)
         with suppress(OSError, AttributeError, TypeError):  # no public name; without it nothing is noticed early
             node: Any = worker._global_node
@@ -46,11 +47,11 @@ class RayNode:
         for a lost rank."""
         if self._gone(0):
             raise Lost(GONE)
-        self._inside = True
+        self._inside.add(get_ident())
         try:
             yield
         finally:
-            self._inside = False
+            self._inside.discard(get_ident())
 
     def close(self) -> None:
         """Ray may end now."""

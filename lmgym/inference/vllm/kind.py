@@ -4,7 +4,7 @@ from lmgym.core.availability import availability_of
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.inference.base import Engine
-from lmgym.inference.kinds import EngineKind, EngineSection, Place
+from lmgym.inference.kinds import EngineKind, EngineSection, Place, ahead_words
 from lmgym.inference.vllm.engine import VLLM, Vllm
 from lmgym.inference.vllm.here import Here
 from lmgym.inference.vllm.servers import Servers
@@ -21,6 +21,7 @@ class VllmKind(EngineKind):
 
     reads = frozenset({"address", "seconds", "cache_gib"})
     seeded = parts = any_kept_set = False
+    most_ahead = 1
 
     def check(self, section: EngineSection) -> None:
         addresses = (section.address or "http://").split(",")
@@ -48,7 +49,7 @@ class VllmKind(EngineKind):
 
     def sentence(self, section: EngineSection, unit: int | None, threads: int | None) -> str:
         where = f"at {section.address}" if section.address else "in this process"
-        return f"engine: vLLM {where}{', one step ahead' if section.ahead else ''}"
+        return f"engine: vLLM {where}{ahead_words(section.ahead)}"
 
     def open(self, section: EngineSection, policy: Policy, place: Place) -> Engine[Policy]:
         """Says what vLLM cannot promise. Raises LmgymError for servers that do not do what they should."""

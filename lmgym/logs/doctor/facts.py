@@ -58,7 +58,7 @@ def _facts(recipe: Record, section: Record, stage: int, compute: str) -> Facts:
     # Before GRPO was made of parts, its surrogate was two keys of the algorithm itself.
     former = {"name": algorithm.get("objective", "clip"), "ratio": algorithm.get("ratio", "token")}
     surrogate = {**former, **algorithm.get("surrogate", {})}
-    # Replayed answers and those sampled one step ahead are of older weights, and nlpo's older form samples from another
+    # Replayed answers and those sampled ahead are of older weights, and nlpo's older form samples from another
     # set: their gap is no error.
     replays, compat = "replayed" in algorithm, algorithm.get("compat")
     other_cause = replays or compat == "rl4lms" or bool(engine.get("ahead"))

@@ -208,7 +208,7 @@ def stale_rollouts(history: History) -> Sign | None:
         f"the answers of a batch are {mean(lag):.2g} updates old on average, and the policy has moved {mean(gap):.2g} "
         "nats per token since"
     )
-    remedy = "lower algorithm.max_age or algorithm.replayed, or optimizer.learning_rate"
+    remedy = "lower engine.ahead, or algorithm.max_age or algorithm.replayed, or optimizer.learning_rate"
     return Sign("moderate", what, remedy, "version_lag", mean(lag), STALE)
 
 

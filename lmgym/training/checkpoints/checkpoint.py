@@ -5,7 +5,7 @@
         value_head.safetensors, critic/                     the value function, if the algorithm needs one
         optimizer.safetensors                               moments, by parameter
         algorithm.json                                      the algorithm's own state
-        ahead.json                                          answers that were sampled one step ahead (engine.ahead)
+        ahead.json                                          answers that were sampled ahead (engine.ahead)
         state.json                                          format, stage, step, records, frozen copies, early stopping
         fingerprint.json                                    data, recipe, versions, machine: see resuming/fingerprint.py
         manifest.json                                       size and SHA-256 of each file above
@@ -199,7 +199,7 @@ def read_algorithm(path: Path) -> dict[str, Any]:
 
 
 def read_ahead(path: Path) -> dict[str, Any]:
-    """The answers in a checkpoint that were sampled one step ahead; empty if there are none."""
+    """The answers in a checkpoint that were sampled ahead; empty if there are none."""
     return _read_json(path / "ahead.json") if (path / "ahead.json").exists() else {}
 
 

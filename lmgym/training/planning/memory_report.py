@@ -12,11 +12,12 @@ from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.output import columns_of
 from lmgym.logs.formatting import table_lines
-from lmgym.models.device import expected_device, memory_here
+from lmgym.models.device import choose_tokens_per_forward, expected_device, memory_here
 from lmgym.models.shapes import Shapes, shapes_of
 from lmgym.text.chat import prompt_ids, source_ids
 from lmgym.training.planning.memory import estimate, resident_bytes, weights_bytes
-from lmgym.training.planning.memory_fit import LESS, Needs, exchange_sentence, fit_sentence, other_form
+from lmgym.training.planning.memory_fit import Needs, exchange_sentence, fit_sentence, other_form
+from lmgym.training.planning.memory_remedy import remedy_sentence
 from lmgym.training.planning.memory_table import Estimate, size
 from lmgym.training.planning.preflight import teacher_section
 from lmgym.types import Episode, Example
@@ -135,7 +136,10 @@ class Memory:
         if self.ranks > 1:
             self.report.note(exchange_sentence(config, stage, self.shapes, self.ranks))
         elif self.here is not None and found.peak > self.here:
-            self.report.warn(f"that is more than the {size(self.here)} here; {LESS}")
+            tokens = choose_tokens_per_forward(config.policy.tokens_per_forward, self.device)
+            self.report.warn(remedy_sentence(
+                config, tokens, found.peak, self.here, lambda other: self._estimated(other, index, prompt, answer).peak
+            ))  # fmt: skip
         return found
 
     def _estimated(self, config: Config, index: int, prompt: int, answer: int | None, ranks: int = 1) -> Estimate:

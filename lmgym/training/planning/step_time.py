@@ -17,6 +17,7 @@ from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, collate
 from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import counted, doing
 from lmgym.inference.base import Completion, Engine, Request, Sampling
 from lmgym.models.policy import Policy
 from lmgym.training.planning.memory import share
@@ -64,6 +65,7 @@ class Measured:
     gradient: float
 
 
+@doing("measuring how long a step takes")
 def measure_passes(stage: Stage, policy: Policy, episodes: Sequence[Episode]) -> tuple[float, float]:
     """The seconds of a pass over these answers without gradient, and of one with a backward pass. The policy is left as
     it was. Raises LmgymError if the model cannot read them: training on them would fail too."""
@@ -76,7 +78,7 @@ def measure_passes(stage: Stage, policy: Policy, episodes: Sequence[Episode]) ->
         began = _now(policy)
         policy.compute_logprobs_no_grad(batch)
         scored = _now(policy)
-        for rows in policy.micro_batches(batch):
+        for rows in counted(policy.micro_batches(batch), "measuring a backward pass", "passes"):
             logprobs = policy.compute_logprobs(batch[rows]).logprobs
             (-logprobs.sum()).backward()  # type: ignore[no-untyped-call]
         return scored - began, _now(policy) - scored

@@ -75,7 +75,7 @@ def _compare_keys(
     then: Mapping[str, Any], now: Mapping[str, Any], where: str, found: Differences, ahead: bool = False
 ) -> None:
     """Compare the keys of one section and those below, each by its verdict; `where` is the stage. `ahead`: answers are
-    sampled one step ahead."""
+    sampled ahead."""
     one, other = dict(_leaves(then)), dict(_leaves(now))
     keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
     # Of another algorithm or environment the name is enough: its fields are others anyway.

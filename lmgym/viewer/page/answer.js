@@ -1,7 +1,7 @@
 // An answer under the microscope: its tokens coloured by a number, and all numbers of the token that is looked at.
 
 import {allColumns, colourNames, shading} from "./colours.js";
-import {count, counted, h, link, number, promptText, scoreText, textBlock} from "./dom.js";
+import {count, counted, h, link, promptText, scoreText, short, textBlock} from "./dom.js";
 import {formulasButton} from "./formulas.js";
 import {notesForm} from "./notes.js";
 import {get} from "./source.js";
@@ -62,7 +62,7 @@ export async function answerView({run, parts, query, go, setQuery}) {
       panel.replaceChildren(...heading, h("p", {}, "The loss does not see it: it was given, not sampled."));
     } else {
       const known = names.map((name) => [name, rows[row][name]]).filter(([, values]) => typeof values?.[action] === "number");
-      panel.replaceChildren(...heading, h("p", {}, inShort(answer, row, action)), h("dl", {class: "numbers"}, known.map(([name, values]) => [h("dt", {}, name), h("dd", {}, number(values[action]))])), ...inFull(answer, row, action));
+      panel.replaceChildren(...heading, h("p", {}, inShort(answer, row, action)), h("dl", {class: "numbers"}, known.map(([name, values]) => [h("dt", {}, name), h("dd", {}, short(values[action]))])), ...inFull(answer, row, action));
     }
     panel.classList.add("open");
   }
@@ -124,7 +124,7 @@ export async function answerView({run, parts, query, go, setQuery}) {
   const node = h("section", {class: "answer-view"},
     h("div", {},
       h("h1", {}, `answer ${index} `, h("span", {class: "quiet"}, kind === "train" ? ["of ", link(parent, `group ${answer.group}`), ", ", link(`#/run/${run.number}/step/${stage}/${step}`, `step ${counted(step)}`)] : `evaluation after step ${step}, ${split.join("/")}`)),
-      h("p", {class: "facts"}, h("span", {}, "score ", h("b", {}, scoreText(answer.score))), Object.entries(answer.reward_components).map(([name, value]) => h("span", {}, `${name} `, h("b", {}, number(value)))),
+      h("p", {class: "facts"}, h("span", {}, "score ", h("b", {}, scoreText(answer.score))), Object.entries(answer.reward_components).map(([name, value]) => h("span", {}, `${name} `, h("b", {}, short(value)))),
         answer.selected === false ? h("span", {class: "flag"}, `not trained on${answer.reason ? ": " + answer.reason : ""}`) : null, answer.error ? h("span", {class: "flag"}, "error") : null),
       answer.error ? textBlock(answer.error, {class: "reason"}) : null,
       answer.tokenizer ? null : h("p", {class: "warning"}, "This run has no tokenizer.json, so tokens stand as their ids."),
@@ -158,7 +158,7 @@ function facts(answer) {
   const references = answer.example.references ?? [];
   const meta = answer.example.meta && Object.keys(answer.example.meta).length ? JSON.stringify(answer.example.meta, null, 1) : "";
   return [
-    h("dl", {class: "numbers"}, known.map(([name, value]) => [h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : String(value))])),
+    h("dl", {class: "numbers"}, known.map(([name, value]) => [h("dt", {}, name), h("dd", {}, typeof value === "number" ? short(value) : String(value))])),
     references.length ? [h("h2", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))] : null,
     meta ? h("details", {}, h("summary", {}, "meta"), textBlock(meta)) : null,
   ].flat(Infinity).filter(Boolean);

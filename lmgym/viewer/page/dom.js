@@ -103,7 +103,7 @@ export function number(value) {
 
 // A score; null: no reward has judged the answer.
 export function scoreText(score) {
-  return score === null ? "not judged" : number(score);
+  return score === null ? "not judged" : short(score);
 }
 
 // A share as per cent.

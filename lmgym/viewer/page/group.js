@@ -1,6 +1,6 @@
 // A group side by side: the answers to one prompt by reward, with advantages, rewards, lengths, and what was left out.
 
-import {count, counted, h, lastWords, link, long, mean, number, oneLine, promptText, scoreText, textBlock} from "./dom.js";
+import {count, counted, h, lastWords, link, long, mean, oneLine, promptText, scoreText, short, textBlock} from "./dom.js";
 import {formulasButton, readingBlock} from "./formulas.js";
 import {get} from "./source.js";
 
@@ -52,11 +52,11 @@ export async function groupView({run, parts, query, go, setQuery}) {
         answer.error ? h("span", {class: "flag"}, "error") : null),
       tree.pair || (!answer.kept && answer.texts) ? null : bar(answer.advantage, most),
       h("dl", {class: "parts"},
-        Object.entries(answer.reward_components).map(([name, value]) => [h("dt", {}, name), h("dd", {}, number(value))]),
+        Object.entries(answer.reward_components).map(([name, value]) => [h("dt", {}, name), h("dd", {}, short(value))]),
         h("dt", {}, "length"), h("dd", {}, count(answer.length, "token")),
         answer.turns > 1 ? [h("dt", {}, "turns"), h("dd", {}, String(answer.turns))] : null,
         answer.stops?.length ? [h("dt", {}, "ended by"), h("dd", {}, answer.stops.at(-1))] : null,
-        typeof answer.surprise === "number" ? [h("dt", {}, "surprise"), h("dd", {}, number(answer.surprise))] : null),
+        typeof answer.surprise === "number" ? [h("dt", {}, "surprise"), h("dd", {}, short(answer.surprise))] : null),
       answer.selected === false ? h("p", {class: "reason"}, `Not trained on: ${answer.reason || "it was not selected"}.`) : null,
       answer.error ? textBlock(answer.error, {class: "reason"}) : null,
       answer.texts ? answer.texts.map((text) => block(text, {class: "answer"})) : h("p", {class: "quiet"}, "Its text was not kept (logs.traces in the recipe)."),
@@ -66,7 +66,7 @@ export async function groupView({run, parts, query, go, setQuery}) {
   // Of a pair: which side an answer is, and what the policy gives it.
   function side({index}) {
     const name = ["chosen", "rejected"].find((own) => tree.pair?.[own] === index);
-    return name ? h("b", {class: "side " + name, title: "log-probability, less the reference's if there is one"}, `${name} ${number(tree.pair.scores[index])}`) : null;
+    return name ? h("b", {class: "side " + name, title: "log-probability, less the reference's if there is one"}, `${name} ${short(tree.pair.scores[index])}`) : null;
   }
 
   function answerAddress(answer) {
@@ -102,8 +102,8 @@ export async function groupView({run, parts, query, go, setQuery}) {
     h("h1", {}, `group ${group} `, h("span", {class: "quiet"}, "of ", link(`#/run/${run.number}/step/${stage}/${step}`, `step ${counted(step)}`))),
     h("p", {class: "facts"},
       h("span", {}, count(tree.answers.length, "answer")), h("span", {}, "different ", h("b", {}, String(folded.length))),
-      h("span", {}, "mean score ", h("b", {}, number(center))), h("span", {}, "deviation ", h("b", {}, number(deviation))),
-      tree.pair ? h("span", {title: "what the policy gives the chosen answer less what it gives the rejected one, in nats"}, "margin ", h("b", {}, number(tree.pair.margin))) : null,
+      h("span", {}, "mean score ", h("b", {}, short(center))), h("span", {}, "deviation ", h("b", {}, short(deviation))),
+      tree.pair ? h("span", {title: "what the policy gives the chosen answer less what it gives the rejected one, in nats"}, "margin ", h("b", {}, short(tree.pair.margin))) : null,
       h("span", {}, "left out ", h("b", {}, String(tree.answers.filter((answer) => answer.selected === false).length))),
       h("span", {class: "quiet"}, String(tree.example.id ?? ""))),
     "prompt" in tree.example ? h("details", {class: "prompt-box", open: !long(promptText(tree.example.prompt))}, h("summary", {}, "prompt", h("span", {class: "last-words", dir: "auto"}, oneLine(lastWords(tree.example.prompt)))), prompt) : null,
@@ -135,5 +135,5 @@ function bar(advantage, most) {
   if (typeof advantage !== "number") return h("div", {class: "advantage none"}, h("span", {class: "quiet"}, "no advantage recorded"));
   const width = `${Math.round(50 * Math.abs(advantage) / most)}%`;
   const own = h("i", {class: advantage < 0 ? "down" : "up", style: {width, [advantage < 0 ? "right" : "left"]: "50%"}});
-  return h("div", {class: "advantage", title: "mean advantage of its tokens"}, h("div", {class: "track"}, own), h("span", {}, (advantage > 0 ? "+" : "") + number(advantage)));
+  return h("div", {class: "advantage", title: "mean advantage of its tokens"}, h("div", {class: "track"}, own), h("span", {}, (advantage > 0 ? "+" : "") + short(advantage)));
 }

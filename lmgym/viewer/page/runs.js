@@ -51,7 +51,9 @@ function runLine(run, own) {
 // A state in words, with a mark of its own beside its colour.
 export function stateMark(own) {
   const mark = {running: "●", finished: "✓"}[own.state] ?? "■";
-  return h("span", {class: `state ${own.state}`}, h("span", {"aria-hidden": "true"}, `${mark} `), own.state, own.left === null ? "" : `, ${duration(own.left)} left`);
+  return h("span", {class: `state ${own.state}`}, h("span", {"aria-hidden": "true"}, `${mark} `), 
+    own.stopped ? [`stopped early after ${own.steps.toLocaleString("en")} of ${own.planned.toLocaleString("en")} steps`, h("span", {class: "quiet"}, `: ${own.stopped}`)] : own.state,
+    own.left === null ? "" : `, ${duration(own.left)} left`);
 }
 
 function stepsOf(own) {

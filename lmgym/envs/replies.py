@@ -1,0 +1,50 @@
+"""Between a program's requests and a policy's turns: tools in the prompt, and calls in the reply."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from lmgym.envs.conversation import HOW_TO_CALL
+from lmgym.envs.tools.calls import Call
+from lmgym.envs.tools.parsing import parse_calls, text_before_calls
+from lmgym.gateway.wire import ChatRequest, Reply, Said
+from lmgym.types import Message
+
+
+def with_tools(
+    messages: Sequence[Message], request: ChatRequest, tool_prompt: str
+) -> tuple[list[Message], dict[str, Any]]:
+    """The messages, and the keyword arguments of the chat template. With the tool prompt `system` the tools are in the
+    system message, which may be a new first one; with `template` they are an argument.
+
+    Example: with_tools([{"role": "user", "content": "2+2="}], request, "template")[1] -> {"tools": [...]}"""
+    if not request.tools:
+        return list(messages), {}
+    if tool_prompt != "system":
+        return list(messages), {"tools": list(request.tools)}
+    told = HOW_TO_CALL + "\n".join(json.dumps(tool["function"]) for tool in request.tools)
+    first, *others = messages
+    if first["role"] == "system":
+        return [{**first, "content": f"{first['content']}\n\n{told}"}, *others], {}
+    return [{"role": "system", "content": told}, *messages], {}
+
+
+def reply_of(text: str, stop: str, request: ChatRequest, number: int) -> Reply:
+    """The policy's turn as the program reads it: without the stop string, and with the calls of tools, if all of them
+    can be read."""
+    # 1. The text up to a stop string of the request.
+    ends = [(text.index(end), end) for end in request.stop if stop == "stop" and end in text]
+    place, ended_by = min(ends, default=(len(text), ""))
+    text = text[:place]
+    # 2. The calls.
+    functions = [tool["function"] for tool in request.tools]
+    schemas = {one["name"]: one["parameters"] for one in functions if isinstance(one.get("parameters"), dict)}
+    calls = parse_calls(text, schemas=schemas) if functions else []
+    readable = [call for call in calls if isinstance(call, Call)]
+    if not calls or len(readable) < len(calls):
+        return Reply(Said("assistant", text), "length" if stop in ("length", "context") else "stop", ended_by)
+    made = tuple(
+        (f"call_{number}_{place}", call.name, json.dumps(call.arguments, ensure_ascii=False))
+        for place, call in enumerate(readable)
+    )
+    return Reply(Said("assistant", text_before_calls(text), made), "tool_calls")

@@ -1,0 +1,1 @@
+"""When did a run change, and where did two runs part? Reads records alone, without torch."""

@@ -1,0 +1,1 @@
+"""Ask a finished run another question: one of its steps again, under a changed recipe."""

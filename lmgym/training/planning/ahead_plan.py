@@ -1,0 +1,126 @@
+"""Who samples what when with `engine.ahead`, as a chart in text, and how far ahead is worth while.
+
+The schedule is that of training/ahead.py, with seconds that were measured: the draws of the steps are sampled one after
+the other; that of step s is begun when the answers of step s - K are there, and the update of step s when its own are.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmgym.core.errors import LmgymError
+from lmgym.inference.kinds import MOST_AHEAD
+from lmgym.logs.timings import timing_columns
+
+COLUMNS = 60  # of a chart
+SHOWN = 5  # steps of a chart
+GAIN = 0.03  # a step less that is worth another version of the weights
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """From when to when each step's answers are sampled, and its update runs, in seconds.
+
+    Example: schedule([1.0, 1.0], [2.0, 2.0], ahead=1).updated -> [(1.0, 3.0), (3.0, 5.0)]"""
+
+    sampled: list[Span]
+    updated: list[Span]
+
+    @property
+    def seconds(self) -> float:
+        """Until the last update is done."""
+        return self.updated[-1][1]
+
+
+def schedule(rollouts: Sequence[float], updates: Sequence[float], ahead: int, in_turn: bool = False) -> Schedule:
+    """The schedule of steps whose draws and updates take so many seconds. `in_turn`: one process does both.
+
+    Example: schedule([2.0, 2.0, 2.0], [1.0, 1.0, 1.0], ahead=1).seconds -> 7.0"""
+    sampled: list[Span] = [(0.0, rollouts[0])]
+    updated: list[Span] = []
+    free = 0.0  # when the update before is done
+    for step, update in enumerate(updates):
+        if step == len(sampled):  # not sampled ahead
+            sampled.append((free, free + rollouts[step]))
+        there = max(free, sampled[step][1])
+        for following in range(len(sampled), min(step + ahead, len(updates) - 1) + 1):
+            begin = max(there, sampled[-1][1])
+            sampled.append((begin, begin + rollouts[following]))
+        begin = max(there, sampled[-1][1]) if in_turn else there
+        updated.append((begin, begin + update))
+        free = begin + update
+    return Schedule(sampled, updated)
+
+
+def chart(rollout: float, update: float, ahead: int, in_turn: bool = False) -> list[str]:
+    """The first steps as lines of text: the digit of a step where it is sampled or updates, a dot where a part waits.
+
+    Example: chart(1.0, 1.0, ahead=1)[0] -> "answers: 000000000011111111112222222222333333333344444444444" and so on"""
+    plan = schedule([rollout] * SHOWN, [update] * SHOWN, ahead, in_turn)
+    scale = COLUMNS / plan.seconds
+    rows = []
+    for name, spans in (("answers", plan.sampled), ("updates", plan.updated)):
+        line = ["."] * COLUMNS
+        for step, (begin, end) in enumerate(spans):
+            first = min(int(begin * scale), COLUMNS - 1)
+            for column in range(first, max(first + 1, int(end * scale))):
+                line[column] = str(step % 10)
+        rows.append(f"{name}: {''.join(line)}")
+    weights = ", ".join(f"{step} by weights {max(0, step - ahead)}" for step in range(SHOWN))
+    return [*rows, f"answers of step {weights}, and so on (weights s: after s updates)"]
+
+
+def least_ahead(rollouts: Sequence[float], updates: Sequence[float]) -> tuple[int, list[float]]:
+    """How many steps ahead keep the slower of generators and trainer busy: the least number that takes at most GAIN
+    more than the most that is allowed. And the seconds of a step for each number, from 0.
+
+    Example: least_ahead([1.0] * 50, [2.0] * 50)[0] -> 1"""
+    seconds = [schedule(rollouts, updates, ahead).seconds / len(updates) for ahead in range(MOST_AHEAD + 1)]
+    return next(ahead for ahead, own in enumerate(seconds) if own <= (1 + GAIN) * seconds[-1]), seconds
+
+
+def measured_steps(folder: Path, stage: int) -> tuple[list[float], list[float]]:
+    """The seconds that a run's steps took to sample and score, and to update, as its records say; empty lists where
+    they do not. Raises LmgymError for records that are damaged."""
+    try:
+        updates = {one["step"]: float(one["seconds/update"]) for one in _records(folder / "metrics.jsonl", stage)}
+        rollouts = {one["step"]: _longest(one) for one in _records(folder / "timings.jsonl", stage)}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise LmgymError(
+            f"{folder}: metrics.jsonl and timings.jsonl are not the records of a run ({type(error).__name__}: {error})"
+        ) from error
+    steps = sorted(step for step, seconds in rollouts.items() if step in updates and seconds > 0)
+    return [rollouts[step] for step in steps], [updates[step] for step in steps]
+
+
+def ahead_sentence(rollouts: Sequence[float], updates: Sequence[float], ahead: int) -> str:
+    """Which number of steps ahead the seconds speak for.
+
+    Example: "with engine.ahead 0, 1, 2, 4, 8 a step takes 3, 2, 2, 2, 2 s, if generators have processors of their own;
+    1 keeps the slower part busy\""""
+    best, seconds = least_ahead(rollouts, updates)
+    shown = sorted({0, 1, 2, 4, 8, ahead})
+    numbers = ", ".join(f"{seconds[one]:.3g}" for one in shown)
+    return (
+        f"with engine.ahead {', '.join(map(str, shown))} a step takes {numbers} s, if generators have processors of "
+        f"their own; {best} keeps the slower part busy"
+    )
+
+
+def _records(path: Path, stage: int) -> list[dict[str, Any]]:
+    """The records of a stage's steps; a kill may have torn the last line."""
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    trees = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return [tree for tree in trees if tree["kind"] == "train" and tree["stage"] == stage]
+
+
+def _longest(record: dict[str, Any]) -> float:
+    """The seconds until the last answer of a step was sampled and scored."""
+    columns = timing_columns(record, max([1, *(len(own) for own in record.values() if isinstance(own, list))]))
+    return sum(max((one for one in column if one is not None), default=0.0) for column in columns.values())
