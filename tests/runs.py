@@ -123,6 +123,7 @@ class Shell:
 
     def start(self, *arguments: object) -> None:
         assert self.driver.stdin is not None
+        self.output.write_text("")  # else `said` is the last command's, until this one has begun
         print(
             json.dumps([[str(argument) for argument in arguments], str(self.output)]),
             file=self.driver.stdin,

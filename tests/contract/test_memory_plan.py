@@ -48,7 +48,8 @@ def test_the_fastest_choice_below_the_budget_is_taken() -> None:
     config = large()
     prompt = max(len(byte_tokenizer()(str(one.prompt)).input_ids) for one in load_data(config).training[0][:64])
     places = []
-    for budget in (64.0, 8.0, 7.0, 6.0, 5.5):
+    process = resident_bytes() / GIB  # other tests of this process leave it larger than a run would find it
+    for budget in (process + beside for beside in (64.0, 7.6, 6.9, 6.0, 5.2, 4.6)):
         config = large(memory_gib=budget)
         machine = chosen(config)
         tried = list(choices(config, Machine(threads=1, memory_gib=budget), "cpu"))

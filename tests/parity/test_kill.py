@@ -121,7 +121,7 @@ def test_a_second_ctrl_c_stops_at_once(shell: Shell, tmp_path: Path) -> None:  #
     os.kill(shell.process, signal.SIGINT)
     wait_for(lambda: "stopping after this step; once more to stop at once" in shell.said)
     os.kill(shell.process, signal.SIGINT)
-    assert shell.wait() == 130
+    assert shell.wait() == 130, shell.said
     assert "lmgym: stopped; what was saved is whole" in shell.said and "Traceback" not in shell.said
 
 
