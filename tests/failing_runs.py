@@ -294,17 +294,17 @@ FAILING = {
     "talkative_environment": Failing(
         "an environment that writes on and on",
         {"context_overflow"},
-        {"env": f"{HERE}:Talkative", "rewards": None, "steps": 12},
+        {"env": {"name": f"{HERE}:Talkative", "workers": 1}, "rewards": None, "steps": 12},
     ),
     "unreadable_answers": Failing(
         "an environment that can read no answer",
         {"invalid_actions"},
-        {"env": f"{HERE}:Strict", "rewards": None, "steps": 10},
+        {"env": {"name": f"{HERE}:Strict", "workers": 1}, "rewards": None, "steps": 10},
     ),
     "failing_environment": Failing(
         "an environment that fails for some problems",
         {"environment_errors"},
-        {"env": f"{HERE}:Unreliable", "rewards": None, "steps": 4},
+        {"env": {"name": f"{HERE}:Unreliable", "workers": 1}, "rewards": None, "steps": 4},
     ),
 }
 

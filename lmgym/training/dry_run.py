@@ -42,6 +42,7 @@ from lmgym.training.planning.step_time import (
     TimedEngine,
     crowding,
     measure_passes,
+    moving_share,
     step_seconds,
     threads_of_a_rank,
     time_sentence,
@@ -213,7 +214,7 @@ def _time(
 ) -> tuple[float, float] | None:
     """Report about how long a step will take, from a few answers: returns the seconds of sampling and of the rest."""
     try:
-        passes = measure_passes(stage, policy, tried.episodes)
+        passes, moving = measure_passes(stage, policy, tried.episodes), moving_share(stage, policy, tried.episodes)
     except LmgymError as error:
         report.note(f"seconds of a step: not measured ({error})")
         return None
@@ -223,7 +224,7 @@ def _time(
         size_of_teacher = 1.0
     elif teacher is not None:
         size_of_teacher = teacher.parameters / sum(parameter.numel() for parameter in policy.model.parameters())
-    measured = Measured(tried.answers, *(slower * seconds for seconds in (tried.seconds, *passes)))
+    measured = Measured(tried.answers, *(slower * seconds for seconds in (tried.seconds, *passes)), moving)
     expected = step_seconds(config, stage, measured, ranks, size_of_teacher)
     report.note(time_sentence(stage, measured, *expected, ranks))
     return expected

@@ -73,7 +73,11 @@ class Talk(Env):
 def test_turns_are_counted_in_memory_and_among_what_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """300 characters follow the first prompt, which a task's prompts do not tell. Of an untrained model nearly all
     answers are cut, and yet each episode ends."""
-    changes = {"env": f"{__name__}:Talk", "task": runs.TINY["task"], "sampling": {"max_new_tokens": 2}}
+    changes = {
+        "env": {"name": f"{__name__}:Talk", "workers": 1},
+        "task": runs.TINY["task"],
+        "sampling": {"max_new_tokens": 2},
+    }
     said = check(tmp_path, capsys, **changes)
     cut = re.search(r"answers cut off at max_new_tokens: (\d+)% of 256; 0% of 64 episodes never came to an end", said)
     assert cut and int(cut[1]) > 90, said

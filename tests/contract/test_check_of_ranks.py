@@ -25,7 +25,14 @@ from lmgym.training.planning.memory import estimate
 from lmgym.training.planning.memory_fit import Needs, exchange_sentence, fit_sentence, other_form
 from lmgym.training.planning.memory_passes import largest_pass
 from lmgym.training.planning.memory_table import Estimate, Part
-from lmgym.training.planning.step_time import Measured, measure_passes, rounded, step_seconds, time_sentence
+from lmgym.training.planning.step_time import (
+    Measured,
+    measure_passes,
+    moving_share,
+    rounded,
+    step_seconds,
+    time_sentence,
+)
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.runs import complaint
@@ -278,6 +285,9 @@ def test_seconds_by_hand() -> None:
     ppo = {"name": "ppo", "epochs": 1, "minibatches": 1, "kl_coefficient": 0.0}
     policy = {**runs.TINY["policy"], "critic": "separate"}
     assert seconds(algorithm=ppo, policy=policy)[1] == 32 / 64 * (2 * 1.0 + 2 * 3.0)
+    # Groups of equal scores are sampled and scored, and not updated.
+    config, half = build_config(runs.tiny(prompts_per_step=32)), replace(measured, moving=0.5)
+    assert step_seconds(config, config.stages[0], half) == (4.0, 3.0)
     # A loss of the whole batch: one pass more in each epoch, before the one with gradient.
     config = build_config(runs.tiny(prompts_per_step=64))
     stage = replace(config.stages[0], algorithm=WholeBatch(epochs=2))
@@ -296,6 +306,18 @@ def test_seconds_in_words() -> None:
         " has 4)"
     )
     assert [rounded(seconds) for seconds in (0.01234, 9.99, 123.4)] == ["0.012 s", "10 s", "123 s"]
+
+
+def test_the_share_of_answers_that_an_update_computes() -> None:
+    """Two groups of two answers; in one of them the scores differ. A value function learns from all of them."""
+    config = build_config(runs.tiny(algorithm={"name": "rloo", "group_size": 2}))
+    policy, stage = load_policy(config.policy), config.stages[0]
+    answers = [replace(episode, group=group) for group in range(2) for episode in few(policy, 3)]
+    for episode, score in zip(answers, (1.0, 1.0, 0.0, 1.0), strict=True):
+        episode.turns[-1].reward = episode.score = score
+    assert moving_share(stage, policy, answers) == 0.5
+    ppo = build_config(runs.tiny(algorithm={"name": "ppo", "epochs": 1, "minibatches": 1}))
+    assert moving_share(ppo.stages[0], policy, answers) == 1.0
 
 
 @pytest.mark.parametrize("name", ["builtin:tiny", "builtin:tiny_t5"])

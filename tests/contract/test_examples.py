@@ -270,7 +270,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
         for algorithm in algorithms
     ]
     stages[1]["curriculum"] = {}
-    env = f"{__name__}:Unreliable"
+    env = {"name": f"{__name__}:Unreliable", "workers": 1}
     stages.append({"name": "turns", "algorithm": "rloo", "env": env, "prompts_per_step": 8, "steps": 1})
     given = ("dpo", "kto", "process_reward_model")  # the last makes a reward model of the policy
     stages += [{"name": name, "algorithm": name, "task": runs.GIVEN[name], "steps": 1} for name in given]

@@ -553,7 +553,10 @@ def test_each_row_is_shown_by_the_first_step_that_computes_it(tmp_path: Path) ->
 def test_conversations_and_encoder_decoders(model: str, tmp_path: Path) -> None:
     """An episode of several rows: its turns and its encoder's inputs are those of rollouts.jsonl."""
     folder = trained(
-        tmp_path / "run", policy=policy_section(model), env="tests.contract.test_traces:Quiz", rewards=None
+        tmp_path / "run",
+        policy=policy_section(model),
+        env={"name": "tests.contract.test_traces:Quiz", "workers": 1},
+        rewards=None,
     )
     assert_agrees_with_rollouts(folder, 1)
     counts = set()
@@ -635,7 +638,7 @@ def test_several_ranks_write_one_trace(group: Group, tmp_path: Path) -> None:  #
     """Each rank computes rows of its own. Of three passes of equal length the first rank has two, so the second one's
     last pass is idle, on the first row: all rows come together, and none of an idle pass."""
     changes = SHORT | {"steps": 1, "prompts_per_step": 3, "algorithm": {"name": "ppo", "epochs": 1}}
-    changes |= {"env": "tests.contract.test_traces:Question", "rewards": None}
+    changes |= {"env": {"name": "tests.contract.test_traces:Question", "workers": 1}, "rewards": None}
     changes |= {"sampling": {"max_new_tokens": 6, "min_new_tokens": 6}}
     changes["policy"] = runs.TINY["policy"] | {"tokens_per_forward": 1}
     alone = runs.run(tmp_path / "alone", **changes)

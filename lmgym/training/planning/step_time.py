@@ -1,9 +1,10 @@
 """About how many seconds a step will take, measured on a few answers: nothing is trained, and no random number moves.
 
 What is measured for each answer is multiplied by the answers of a step, of several ranks by those of the rank that has
-most of them. Not counted: rewards and environments, the optimizer's own work, what ranks exchange, and that more
-answers at a time are often faster."""
+most of them, and the update by the share of rows that move the policy. Not counted: rewards and environments, the
+optimizer's own work, what ranks exchange, and that more answers at a time are often faster."""
 
+import copy
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -56,23 +57,22 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Measured:
-    """The seconds that some answers took: to sample, to score without gradient, and to score with a backward pass.
-    Example: Measured(answers=64, sampling=0.3, scoring=0.1, gradient=0.3)"""
+    """The seconds that some answers took: to sample, to score without gradient, and to score with a backward pass;
+    and the share of them that an update computes, since groups of equal scores move nothing.
+    Example: Measured(answers=64, sampling=0.3, scoring=0.1, gradient=0.3, moving=0.5)"""
 
     answers: int
     sampling: float
     scoring: float
     gradient: float
+    moving: float = 1.0
 
 
 @doing("measuring how long a step takes")
 def measure_passes(stage: Stage, policy: Policy, episodes: Sequence[Episode]) -> tuple[float, float]:
     """The seconds of a pass over these answers without gradient, and of one with a backward pass. The policy is left as
     it was. Raises LmgymError if the model cannot read them: training on them would fail too."""
-    played = [episode for episode in episodes if episode.turns and not episode.error]
-    temperature = stage.sampling.temperature if stage.source.samples else 1.0
-    batch = collate(played, policy.pad_id, temperature, sorted({*policy.stop_ids, *stage.sampling.stop_ids}))
-    batch = prepare(batch, policy, {}, Supervised())  # it wants no pass of its own
+    batch = prepare(_collated(stage, policy, episodes), policy, {}, Supervised())  # it wants no pass of its own
     _check_lengths(policy, batch)
     try:
         began = _now(policy)
@@ -85,6 +85,25 @@ def measure_passes(stage: Stage, policy: Policy, episodes: Sequence[Episode]) ->
     finally:
         for parameter in policy.parameters():
             parameter.grad = None
+
+
+def moving_share(stage: Stage, policy: Policy, episodes: Sequence[Episode]) -> float:
+    """The share of these answers' rows that an update would compute. 1 where that takes a pass of another model to
+    know, or where the loss compares rows. Example: moving_share(stage, policy, episodes) is 0.25 if one group of four
+    has scores that differ"""
+    algorithm = copy.deepcopy(stage.algorithm)  # a baseline that moves stays where it is
+    required = algorithm.requirements
+    if algorithm.whole_batch or required.values or required.reference or required.teacher or not stage.source.samples:
+        return 1.0
+    batch = _collated(stage, policy, episodes).replace(vocabulary=policy.vocabulary)
+    batch = algorithm.before_scoring(batch.replace(logprobs_old=batch.logprobs_sampler))
+    return float(algorithm.active(algorithm.advantages(batch)).float().mean())
+
+
+def _collated(stage: Stage, policy: Policy, episodes: Sequence[Episode]) -> Batch:
+    played = [episode for episode in episodes if episode.turns and not episode.error]
+    temperature = stage.sampling.temperature if stage.source.samples else 1.0
+    return collate(played, policy.pad_id, temperature, sorted({*policy.stop_ids, *stage.sampling.stop_ids}))
 
 
 def step_seconds(
@@ -107,7 +126,7 @@ def step_seconds(
     before = algorithm.optimizer_steps > 1 or required.old_logprobs or required.values
     own = bool(before) + algorithm.epochs * algorithm.whole_batch
     scored = critics * own + required.reference + teacher
-    passes = scored * measured.scoring + critics * algorithm.epochs * measured.gradient
+    passes = scored * measured.scoring + critics * algorithm.epochs * measured.gradient * measured.moving
     return sampled * measured.sampling / measured.answers, updated * passes / measured.answers
 
 
@@ -120,9 +139,10 @@ def time_sentence(stage: Stage, measured: Measured, sampling: float, learning: f
     driver = stage.algorithm.driver
     counted = "" if driver == Algorithm.driver else f", of which {driver} makes more passes than are counted"
     beside = ", without the exchange between ranks" if ranks > 1 else ""
+    moving = f", {measured.moving:.0%} of them in groups whose scores differ" if measured.moving < 1 else ""
     return (
         f"a step takes about {rounded(sampling + learning)}{beside}: {rollout}{rounded(learning)} scoring and update"
-        f"{counted} (from {measured.answers} {stage.source.counted}; a step has "
+        f"{counted} (from {measured.answers} {stage.source.counted}{moving}; a step has "
         f"{stage.prompts_per_step * stage.algorithm.group_size})"
     )
 
