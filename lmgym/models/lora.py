@@ -147,6 +147,13 @@ def merged(model: PreTrainedModel, copied: bool = False) -> PreTrainedModel:
     return result
 
 
+def adapted_names(model: PreTrainedModel) -> list[str]:
+    """The names that the adapted weights have in the merged model."""
+    from peft.tuners.lora import LoraLayer
+
+    return [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+
+
 def base_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The weights of the model without its adapters, by their names there."""
     own = {name.replace(".base_layer.", "."): tensor for name, tensor in model.state_dict().items()}

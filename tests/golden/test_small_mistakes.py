@@ -24,6 +24,7 @@ from lmgym.inference.sampler import Sampler
 from lmgym.inference.vllm.engine import VLLM, Query, Sampled, weights_of
 from lmgym.models import lora
 from lmgym.models.policy import Policy
+from lmgym.models.rounding import RoundedWeights
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import collect, demonstrate
 from lmgym.tasks.stream import mixture_slot
@@ -265,6 +266,35 @@ def test_vllm_gets_merged_adapters_and_no_more_tokens_than_fit() -> None:
     engine = VLLM(Policy(models.llama(0), models.tokenizer()), Small())
     [said] = engine.generate([Request(tuple(range(5, 42)), key=3)], Sampling(max_new_tokens=9, min_new_tokens=9))
     assert len(said.ids) == 3 and said.stop == "context"
+
+
+def test_merged_adapters_in_bf16_keep_their_update_on_average() -> None:
+    """An update of a tenth of bf16's distance: to nearest nothing of it is left. Each pushed weight is one of its two
+    neighbours, up with probability 0.1, so the projection over n weights and k pushes is 1, give or take
+    sqrt(0.1 * 0.9 / (n k)) / 0.1 (one standard deviation; weights alike, four of them are allowed)."""
+    policy = Policy(models.llama(0), models.tokenizer())
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.copy_((1 + 2**-7 * torch.randint(0, 64, parameter.shape)).float())  # between 1 and 1.5
+    plain = weights_of(policy)
+    lora.add_lora(policy.model, 1, 1, "all-linear", seed=0)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_" in name:
+                parameter.fill_(1.0 if "lora_A" in name else 0.1 * 2**-7)
+    nearest = weights_of(policy)
+    policy.rounded = RoundedWeights(policy.model, seed=0)
+    shares, numbers, pushes = [], 0, 10
+    for policy.rounded.updates in range(pushes):
+        pushed = weights_of(policy)
+        assert all(torch.equal(tensor, weights_of(policy)[name]) for name, tensor in pushed.items())
+        adapted = [name for name in plain if pushed[name].dtype == torch.bfloat16]
+        assert len(adapted) == 7 * policy.model.config.num_hidden_layers
+        assert all(torch.equal(nearest[name].bfloat16(), plain[name].bfloat16()) for name in adapted)
+        steps = torch.cat([(pushed[name].float() - plain[name]).flatten() for name in adapted]) / (0.1 * 2**-7)
+        shares.append(float(steps.double().mean()))
+        numbers = len(steps)
+    assert abs(sum(shares) / pushes - 1) < 4 * math.sqrt(0.09 / (numbers * pushes)) / 0.1
 
 
 # Rollouts

@@ -389,10 +389,12 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
         runs.run(tmp_path / "run", engine={"name": "vllm", "address": "http://127.0.0.1:1"})
 
 
-def test_merged_adapters_in_bf16_are_warned_of(tmp_path: Path) -> None:
+def test_merged_adapters_in_bf16_are_rounded_stochastically_or_warned_of(tmp_path: Path) -> None:
     """bf16 has 8 significant bits: 1 + 2^-9 is rounded to 1."""
     assert float(torch.tensor(1 + 2**-9).bfloat16()) == 1 < float(torch.tensor(1 + 2**-8 + 2**-9).bfloat16())
-    adapted = load_policy(PolicySection(device="cpu", architecture=SHAPE, lora_rank=2, compute="bfloat16"))
+    section = PolicySection(device="cpu", architecture=SHAPE, lora_rank=2, compute="bfloat16")
+    assert lost_updates(load_policy(section), Here()) == ""
+    adapted = load_policy(replace(section, rounding="nearest"))
     servers = Servers(["http://127.0.0.1:1"], tmp_path)
     assert "rounded away" in lost_updates(adapted, Here()) and "compute: float32" in lost_updates(adapted, Here())
     assert "--enable-lora" in lost_updates(adapted, servers)

@@ -228,7 +228,7 @@ def test_the_token_stays_in_the_page_of_its_port(page: Page, server: str) -> Non
         def log_message(self, *words: object) -> None:
             pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Other) as other:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         page.driver.get(f"http://127.0.0.1:{other.server_port}/")
         token = server.split("token=")[1]

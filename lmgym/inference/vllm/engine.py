@@ -240,13 +240,16 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def weights_of(policy: Policy, merge: bool = True) -> dict[str, Tensor]:
-    """The policy's weights by name as vLLM loads them, adapters merged or left out. A tied head is there too: vLLM 0.32
-    would keep its old one."""
+    """The policy's weights by name as vLLM loads them, adapters merged or left out. Where the policy computes in bf16
+    with stochastic rounding, so are the merged ones: to nearest, small updates would be lost. A tied head is there too:
+    vLLM 0.32 would keep its old one."""
     if lora.has_adapter(policy.model) and not merge:
         return lora.base_weights(policy.model)
     model = lora.merged(policy.model) if lora.has_adapter(policy.model) else policy.model
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    if policy.rounded is not None and model is policy.model:  # a tied head has a name of its own here too
+    if policy.rounded is not None and model is not policy.model:
+        weights |= policy.rounded.rounded({name: weights[name] for name in lora.adapted_names(policy.model)})
+    elif policy.rounded is not None:  # a tied head has a name of its own here too
         rounded = {parameter.data_ptr(): policy.computed(parameter) for parameter in policy.parameters()}
         weights = {name: rounded.get(tensor.data_ptr(), tensor) for name, tensor in weights.items()}
     return weights

@@ -75,13 +75,13 @@ class VllmKind(EngineKind):
 
 
 def lost_updates(policy: Policy, vllm: Vllm) -> str:
-    """A warning where vLLM may hold merged adapters in bf16: most of what they have learned may be lost there, by less
-    than the canary notices. Empty elsewhere."""
+    """A warning where vLLM may hold merged adapters in bf16, rounded to nearest: most of what they have learned may be
+    lost there, by less than the canary notices. Empty elsewhere, and where they are rounded stochastically."""
     remedy = vllm.instead_of_rounding(policy)
-    if not remedy or not lora.has_adapter(policy.model):
+    if not remedy or not lora.has_adapter(policy.model) or policy.rounded is not None:
         return ""
     return (
         "engine: vLLM gets the adapters merged into the weights; where it holds these in bf16, an update of less than "
         "0.2 % of a weight is rounded away, and it samples with less than the adapters have learned; "
-        f"{remedy} (docs/engines.md)"
+        f"write policy.rounding: stochastic, or {remedy} (docs/engines.md)"
     )
