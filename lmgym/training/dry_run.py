@@ -224,7 +224,8 @@ def _time(
         size_of_teacher = 1.0
     elif teacher is not None:
         size_of_teacher = teacher.parameters / sum(parameter.numel() for parameter in policy.model.parameters())
-    measured = Measured(tried.answers, *(slower * seconds for seconds in (tried.seconds, *passes)), moving)
+    sampling, scoring, gradient = (slower * seconds for seconds in (tried.seconds, *passes))
+    measured = Measured(tried.answers, sampling, scoring, gradient, moving)
     expected = step_seconds(config, stage, measured, ranks, size_of_teacher)
     report.note(time_sentence(stage, measured, *expected, ranks))
     return expected
