@@ -20,7 +20,9 @@ from benchmarks.training import ROOT, train
 
 SUMS = {"name": "arithmetic", "style": "short", "system_prompt": "Answer with the number alone."}
 GRPO = {"name": "grpo", "group_size": 8}
-SAMPLED = {"rewards": {"final_answer": 1.0}, "prompts_per_step": 8, "algorithm": GRPO}
+# Answers differ in length, so every group has something to learn from: the update that the estimate of memory is for.
+REWARDS = {"final_answer": 1.0, "length": {"target": 4, "weight": 0.1}}
+SAMPLED = {"rewards": REWARDS, "prompts_per_step": 8, "algorithm": GRPO}
 RECIPES: dict[str, dict[str, Any]] = {  # "model" is the option of the same name
     "grpo, short answers": {"model": "smollm2", "sampling": {"max_new_tokens": 24}},
     "grpo, longer answers": {

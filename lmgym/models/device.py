@@ -1,9 +1,11 @@
 """Device, precision and memory limits of a policy, chosen once for a run."""
 
 import ctypes
+import math
 import os
 import platform
 import time
+from functools import cache
 
 import torch
 
@@ -41,7 +43,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def choose_compute(wanted: str, device: torch.device, parameters: int) -> torch.dtype:
-    """The precision of forward passes. "auto" measures the machine's speed once; the run folder stores the result."""
+    """The precision of forward passes. "auto" measures the machine's speed; the run folder stores the result."""
     if wanted == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
         if device.type == "cpu" and parameters >= SMALL:
@@ -57,17 +59,18 @@ def choose_prepacked(compute: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and (compute != torch.bfloat16 or onednn_linear.pays())
 
 
-def bf16_speedup(size: int = 512, repeats: int = 5) -> float:
-    """How many times faster this CPU multiplies bf16 matrices than fp32 ones (best of `repeats` each)."""
-    best = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        matrix = torch.randn(size, size).to(dtype)
-        times = []
-        for _ in range(repeats):
+@cache
+def bf16_speedup(size: int = 512, rounds: int = 20) -> float:
+    """How many times faster this CPU multiplies bf16 matrices than fp32 ones: best of so many `rounds` of each, by
+    turns, so that what else the machine does falls on both. Measured once: a process says the same everywhere."""
+    numbers = torch.linspace(-1, 1, size * size).view(size, size)
+    best = dict.fromkeys((torch.float32, torch.bfloat16), math.inf)
+    for _ in range(rounds):
+        for dtype in best:
+            matrix = numbers.to(dtype)
             start = time.perf_counter()
             matrix @ matrix
-            times.append(time.perf_counter() - start)
-        best[dtype] = min(times)
+            best[dtype] = min(best[dtype], time.perf_counter() - start)
     return best[torch.float32] / best[torch.bfloat16]
 
 
