@@ -67,10 +67,16 @@ class Memory:
         return False
 
     def of_examples(self, index: int, examples: Sequence[Example]) -> None:
-        """Estimate a stage whose prompts are the task's, from some of them."""
+        """Estimate a stage whose prompts are the task's, from some of them; so are answers that are not sampled."""
         section, read = self.config.policy, source_ids if self.shapes.encoder_decoder else prompt_ids
         lengths = [len(read(self.tokenizer, one.prompt, section.chat_template_kwargs, section.cut)) for one in examples]
-        self._say(index, max(lengths))
+        source, template, start = self.config.stages[index].source, section.chat_template_kwargs, section.answer_start
+        given = [
+            length for one in examples if not (source.samples or self.shapes.encoder_decoder)
+            for length in source.lengths(one, self.tokenizer, template, start)
+        ]  # fmt: skip
+        told = f", given answers of at most {max(given)} tokens" if given else ""
+        self._say(index, max(lengths), max(given, default=None), told)
 
     def at_worst(self, index: int) -> None:
         """Estimate a stage of an environment whose episodes are not known, as if they filled the context."""
