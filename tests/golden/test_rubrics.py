@@ -223,6 +223,7 @@ def judged(server: Server, *texts: str, **arguments: Any) -> list[float | Failur
     return endpoint_rubric(list(texts), [EXAMPLE] * len(texts), **{**quick, "criteria": ["Right?"], **arguments})
 
 
+@pytest.mark.filterwarnings("ignore:.*gives no logprobs")
 @pytest.mark.parametrize(
     ("text", "logprobs", "p"),
     [
@@ -275,6 +276,7 @@ def test_a_server_that_refuses_logprobs_is_asked_without_and_that_is_said_once(
     assert len(told) == 1 and ["logprobs" in body for _, _, body in server.requests] == [True, False, False, False]
 
 
+@pytest.mark.filterwarnings("ignore:.*gives no logprobs")
 def test_an_answer_is_not_judged_if_one_criterion_is_not(serve: Callable[..., Server]) -> None:
     def reply(number: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         asked = body["messages"][-1]["content"]

@@ -34,8 +34,8 @@ def rubric_value(criteria: Sequence[Criterion], yes: Sequence[float]) -> float:
     the sum of weight times probability, over the sum of the positive weights, and never below 0.
 
     value = max(0, sum_i w_i p_i / sum_{w_i > 0} w_i), so it is 1 if all that adds has a yes and nothing takes away. The
-    order of the criteria does not matter, to the last bit. Source: HealthBench (Arora and others, arXiv 2505.08775,
-    section 3) with p_i of 0 or 1.
+    order of the criteria does not matter, to the last bit. Source: HealthBench (Arora and others, arXiv 2505.08775),
+    where p_i is 0 or 1.
 
     Example: rubric_value([Criterion("Right?", 2.0), Criterion("Rude?", -1.0)], [1.0, 0.5]) -> 0.75"""
     if any(one.gate and p < 0.5 for one, p in zip(criteria, yes, strict=True)):
