@@ -235,7 +235,7 @@ def judged(server: Server, *texts: str, **arguments: Any) -> list[float | Failur
         ("Yes. It is", {"content": [*token("Yes", Yes=0.6, No=0.4)["content"], {"token": " It"}]}, 0.6),
         ("<think>No</think>Yes", {"content": [*token("Yes", No=0.9, Yes=0.1)["content"], {"token": "</think>"}]}, 1.0),
         ("Yes", None, 1.0),
-        ("Surely not: no", None, 0.0),
+        ("Yes? Surely not: no", None, 0.0),
         ("Yes", token("Yes", Yes=0.75), 1.0),  # without alternatives it is no distribution
     ],
 )  # fmt: skip
@@ -301,6 +301,13 @@ junk = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+@pytest.mark.parametrize("wrong", [1e3, 0.5, math.nan, math.inf, 10**400, True, "0", None])
+def test_what_is_no_log_probability_counts_nothing(wrong: Any) -> None:
+    top = [{"token": "No", "logprob": wrong}, {"token": "yes", "logprob": math.log(0.5)}]
+    reply = {"content": [{"token": "Yes", "logprob": math.log(0.25), "top_logprobs": top}]}
+    assert choice_shares(reply, YES_NO, 0) == [1.0, 0.0]
 
 
 @given(junk, st.sampled_from([0, 1]))
