@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of both recipes")
     parser.add_argument("--split", help="the examples to compare on; default: the recipe's final_split or split")
     parser.add_argument("--metric", help="show the examples that differ most in it; default: the task's first")
+    parser.add_argument("--judge", help='win rates by a judge of pairs, such as "judge_pairs: {model: FOLDER}"')
     parser.add_argument("--json", metavar="FILE", help="write everything, each example included, to this file")
 
 
@@ -39,6 +40,8 @@ def run(given: argparse.Namespace) -> None:
         )
     if all(groups) and given.overrides:
         raise LmgymError(f"{given.overrides[0]} would change nothing: of several seeds the finished runs are compared")
+    if all(groups) and given.judge:
+        raise LmgymError("--judge compares answers, and of several seeds only the figures are kept; compare two runs")
     with quick_imports():
         from lmgym.experiments.compare import Comparison, compare_models, print_comparison
         from lmgym.experiments.compare_seeds import SeedComparison, compare_groups, print_seed_comparison
@@ -50,7 +53,7 @@ def run(given: argparse.Namespace) -> None:
         if groups[0] and groups[1]:
             result = compare_groups(*names, (groups[0], groups[1]), given.split, given.metric)
         else:
-            result = compare_models(*names, given.overrides, given.split, given.metric, console)
+            result = compare_models(*names, given.overrides, given.split, given.metric, console, given.judge)
         if given.json:
             with disk_errors(Path(given.json)):
                 Path(given.json).write_text(result.text(), encoding="utf-8")

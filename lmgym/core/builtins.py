@@ -217,9 +217,12 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "causal_perplexity": ("rewards.learned.perplexity", "perplexity of the text under a model", "a model"),
         "judge_score": ("rewards.learned.judge", "a judge's expected score", "a model"),
         "judge_yes_no": ("rewards.learned.judge", "a judge's P(yes), mean over questions", "a model"),
+        "judge_pairs": ("rewards.learned.local_pairs", "pairs of a group, judged by a local model", "a model"),
+        "rubric": ("rewards.learned.rubric", "weighted criteria, each judged yes or no by a local model", "a model"),
         "endpoint_judge": ("rewards.learned.endpoint", "score or yes by a chat endpoint", "an endpoint"),
         "endpoint_ranking": ("rewards.learned.ranking", "order of a group by a chat endpoint", "an endpoint"),
         "endpoint_pairs": ("rewards.learned.pairs", "pairs of a group, judged by a chat endpoint", "an endpoint"),
+        "endpoint_rubric": ("rewards.learned.rubric", "weighted criteria, judged by a chat endpoint", "an endpoint"),
     },
     "post_processor": {"three_sentence_summary": ("rewards.text.sentences", "the first three sentences, a line each")},
     "row": {},  # functions of a row, for the keys `prompt` and `references` of task data

@@ -18,9 +18,10 @@ from lmgym.experiments.compared_models import (
 )
 from lmgym.experiments.compared_tables import print_differences, print_means
 from lmgym.experiments.named_models import NamedModel
+from lmgym.experiments.win_rates import WinRates, print_win_rates, read_judge, win_rates
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import decimal, json_text
-from lmgym.rewards.base import Reward
+from lmgym.rewards.base import Reward, check_examples
 from lmgym.rewards.corpus import Corpus
 from lmgym.rollouts.evaluate import Evaluation, better_directions, is_share, measured
 from lmgym.rollouts.rollout import groups_of
@@ -49,6 +50,7 @@ class Comparison:
     examples: list[dict[str, Any]]  # id, prompt, references; "first" and "second" have texts, and values by metric
     better: dict[str, int]  # 1 where higher is better, -1 where lower is; left out where the recipe does not say
     notes: list[str]  # sentences about metrics that were not compared
+    judged: WinRates | None = None  # if a judge was asked
 
     def most_different(self, limit: int = 4) -> list[dict[str, Any]]:
         """The examples with the largest differences in `metric`: alternately one where the first model is higher and
@@ -72,13 +74,15 @@ def compare_models(
     split: str | None = None,
     metric: str | None = None,
     console: Console | None = None,
+    judge: str | None = None,
 ) -> Comparison:
     """Answer the same examples with both models, one model after the other, and compare them prompt by prompt.
 
     `overrides` are `key=value` for both recipes. `split` defaults to the recipe's evaluation.final_split, or else its
     evaluation.split. `metric` selects the examples to show; by default it is the task's first metric in which any
-    differ. Sampled answers use the same random numbers on both sides. Raises LmgymError, before any model is loaded, if
-    prompts or decoding of the two differ, and names the difference.
+    differ. `judge`, for win rates, is a reward that compares pairs: "judge_pairs: {model: FOLDER}". Sampled answers use
+    the same random numbers on both sides. Raises LmgymError, before any model is loaded, if prompts or decoding of the
+    two differ, and names the difference.
 
     Example: compare_models("runs/a/recipe.yaml", "runs/a", ["evaluation.examples=1319"]).metrics["final_answer"]"""
     console = console or Console(quiet=True)
@@ -88,6 +92,8 @@ def compare_models(
     check_same_question(*sides)
     examples = same_examples(*sides)
     rewards, notes = common_rewards(*sides)
+    judges = None if judge is None else read_judge(judge)
+    check_examples(judges or (), examples)
     known = [*(reward.name for reward in rewards), *ALWAYS]
     if metric is not None and (metric not in known or (metric == "reward" and notes)):
         raise LmgymError(f"--metric is '{metric}'; {suggest(metric, known)}")
@@ -126,7 +132,9 @@ def compare_models(
     section = config.evaluation
     decoding = asdict(section.decoding(config.stages[-1].sampling))
     better = better_directions(metrics, rewards)
-    return Comparison(first, second, section.split, section.samples, decoding, metric, metrics, rows, better, notes)
+    judged = None if judges is None else win_rates(judges, *groups)
+    asked = (section.split, section.samples, decoding)
+    return Comparison(first, second, *asked, metric, metrics, rows, better, notes, judged)
 
 
 def print_comparison(comparison: Comparison, console: Console, limit: int = 4) -> None:
@@ -138,6 +146,8 @@ def print_comparison(comparison: Comparison, console: Console, limit: int = 4) -
     print_differences(title, comparison.metrics, comparison.better, console)
     for note in comparison.notes:
         console.say(note)
+    if comparison.judged is not None:
+        print_win_rates(comparison.judged, console)
     metric, different = comparison.metric, comparison.most_different(limit)
     if not different:
         console.say(f"no prompt differs on {metric}")

@@ -22,3 +22,32 @@ def raises_at_x(texts: list[list[str]], examples: list[Example]) -> list[list[fl
 @of_groups
 def too_few(texts: list[list[str]], examples: list[Example]) -> list[list[float]]:
     return [group and [1.0] for group in texts]
+
+
+@of_groups
+def longer(
+    texts: list[list[str]],
+    examples: list[Example],
+    *,
+    against: str = "reference",
+    order: str = "first",
+    bias: float = 0.0,
+    unsure: bool = False,
+) -> list[list[float | None]]:
+    """How far a judge that likes what is longer prefers each answer to the reference, which is shown before or after
+    it; with a share of verdicts for what is shown first. Unsure, it says nothing of an answer "yy"."""
+    assert against == "reference" and order in ("first", "second")
+    found: list[list[float | None]] = []
+    for group, example in zip(texts, examples, strict=True):
+        champion = example.references[0]
+        won = [0.5 if text == champion else float(len(text) > len(champion)) for text in group]
+        tied = [len(text) == len(champion) for text in group]
+        place = float(order == "first")
+        found.append(
+            [
+                None if unsure and text == "yy" else 0.5 if text == champion else place if tie and bias else
+                (1 - bias) * value + bias * place
+                for text, value, tie in zip(group, won, tied, strict=True)
+            ]
+        )  # fmt: skip
+    return found

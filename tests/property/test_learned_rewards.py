@@ -61,6 +61,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
         "causal_perplexity": {"model": causal, "form": "log_likelihood", "window": 64},
         "judge_score": {"model": causal},
         "judge_yes_no": {"model": causal},
+        "rubric": {"model": causal, "criteria": ["Is it right?", {"ask": "Is it rude?", "weight": -0.5}]},
     }
     scorers._loaded.clear()
 
@@ -68,7 +69,9 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
 NAMES = sorted(
     name
     for name, entry in registry.BUILTIN["reward"].items()
-    if entry.target.startswith("lmgym.rewards.learned.") and not name.startswith("endpoint_")
+    if entry.target.startswith("lmgym.rewards.learned.")
+    and not name.startswith("endpoint_")
+    and name != "judge_pairs"  # compares answers: tests/golden/test_local_pairs.py
 )
 
 

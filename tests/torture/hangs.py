@@ -123,7 +123,7 @@ def of_snippet(kind: str) -> str:
     return run(SNIPPETS[kind], Limits(seconds=1.0, wall_seconds=2.0, isolation="process", max_output=400))
 
 
-def of_endpoint(kind: str) -> str:
+def of_endpoint(kind: str, reward: str = "endpoint_judge", **more: object) -> str:
     class Slow(BaseRequestHandler):
         def handle(self) -> None:
             with suppress(OSError):
@@ -135,9 +135,9 @@ def of_endpoint(kind: str) -> str:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-        section = {"base_url": url, "model": "judge", "seconds": 1.0, "retries": 0}
+        section = {"base_url": url, "model": "judge", "seconds": 1.0, "retries": 0, **more}
         try:
-            return f"values {call_reward(build_rewards({'endpoint_judge': section})[0], episodes('4'), 60.0)}"
+            return f"values {call_reward(build_rewards({reward: section})[0], episodes('4'), 60.0)}"
         except LmgymError as error:
             return str(error)
         finally:
@@ -180,6 +180,7 @@ LIMITS = {
     "alarm": Limit(BY_ALARM, 1.0, in_process),
     "snippet": Limit([*SNIPPETS], 2.0, of_snippet),
     "endpoint": Limit(["silent", "head", "status", "body", "chunks"], 1.0, of_endpoint),
+    "rubric": Limit(["silent", "body"], 1.0, lambda kind: of_endpoint(kind, "endpoint_rubric", criteria=["?"])),
     "spice": Limit([*PROGRAMS], 1.0, of_spice),
 }
 

@@ -3,8 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Literal, TypeVar
 
 from lmgym.core.endpoint import Endpoint, EndpointError, ask, check_address, give_up, in_threads, read_key, start_of
 from lmgym.core.errors import LmgymError
@@ -20,6 +20,8 @@ TEMPLATE = "Problem:\n{prompt}\n\nSolution:\n{answer}\n\nHow good is the solutio
 OUT_OF = re.compile(r"(?:/|\bout of\b)\s*[0-9]+(?:\.[0-9]+)?", re.IGNORECASE)
 NUMBER = re.compile(r"(?<![0-9.])-?[0-9]+(?:\.[0-9]+)?")
 YES_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+Conversation = Sequence[tuple[str, str]]  # (role, content) of each message
+Reply = TypeVar("Reply")
 
 
 @register("reward", "endpoint_judge")
@@ -73,7 +75,7 @@ def endpoint_judge(
         messages = judge_messages(system, template, Item(0, example, "", text), text)
         conversations.append(tuple((message["role"], clean(message["content"])) for message in messages))
     distinct = list(dict.fromkeys(conversations))
-    ask_one = PatientJudge(endpoint, min(concurrency, len(distinct)))
+    ask_one = PatientJudge(endpoint, min(concurrency, len(distinct)), ask_endpoint)
     replies = dict(zip(distinct, in_threads(ask_one, distinct, concurrency), strict=True))
     # Read the value of each reply.
     values = list[float | Failure]()
@@ -91,15 +93,15 @@ def endpoint_judge(
 endpoint_judge.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
 
 
-class PatientJudge:
+class PatientJudge(Generic[Reply]):
     """Asks, and returns a Failure where that fails; but raises if none of the first `most` requests has worked."""
 
-    def __init__(self, endpoint: Endpoint, most: int) -> None:
-        self.endpoint, self.most, self.worked = endpoint, most, list[bool]()
+    def __init__(self, endpoint: Endpoint, most: int, ask: Callable[[Endpoint, Conversation], Reply]) -> None:
+        self.endpoint, self.most, self.ask, self.worked = endpoint, most, ask, list[bool]()
 
-    def __call__(self, conversation: Sequence[tuple[str, str]]) -> str | Failure:
+    def __call__(self, conversation: Conversation) -> Reply | Failure:
         try:
-            reply = ask_endpoint(self.endpoint, conversation)
+            reply = self.ask(self.endpoint, conversation)
         except EndpointError as error:
             self.worked.append(False)
             if len(self.worked) >= self.most and not any(self.worked):
@@ -133,19 +135,25 @@ def judge_endpoint(
     return Endpoint(f"reward '{reward}'", base_url.rstrip("/"), model, key, asked, **amounts)
 
 
-def ask_endpoint(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> str:
-    """The text of the model's reply to (role, content) messages.
+def ask_endpoint(endpoint: Endpoint, conversation: Conversation) -> str:
+    """The text of the model's reply to (role, content) messages."""
+    return text_and_logprobs(endpoint, conversation)[0]
+
+
+def text_and_logprobs(endpoint: Endpoint, conversation: Conversation) -> tuple[str, Any]:
+    """The text of the model's reply, and its field `logprobs` as the server has sent it; None without one.
 
     Raises LmgymError if the endpoint refuses the request, or still fails after all retries."""
     messages = [{"role": role, "content": content} for role, content in conversation]
     reply = ask(endpoint, "/chat/completions", {"model": endpoint.model, "messages": messages, **endpoint.options})
     try:
-        content = json.loads(reply)["choices"][0]["message"]["content"]
+        choice = json.loads(reply)["choices"][0]
+        content, logprobs = choice["message"]["content"], choice.get("logprobs")
     except (ValueError, LookupError, TypeError, RecursionError):
-        content = reply
+        content, logprobs = reply, None
     if isinstance(content, bytes):
         give_up(endpoint, f"did not send a chat completion but {start_of(endpoint, content)!r}")
-    return content if isinstance(content, str) else ""
+    return (content if isinstance(content, str) else ""), logprobs
 
 
 def _read(reply: str, read: str, lowest: float, highest: float, unreadable: float | None) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.base import episodes as of_episodes
-from lmgym.rewards.learned import batched_forward
+from lmgym.rewards.learned.choices import single_tokens, word_probabilities
 from lmgym.rewards.learned.judge_prompts import (
     QUESTION_TEMPLATE,
     QUESTIONS,
@@ -20,7 +20,7 @@ from lmgym.rewards.learned.judge_prompts import (
     items_of,
     judge_messages,
 )
-from lmgym.rewards.learned.rows import Row, chat_ids, fitted, plain_ids
+from lmgym.rewards.learned.rows import Row, chat_ids, fitted
 from lmgym.rewards.learned.scorers import Scorer, by_model
 from lmgym.rewards.maths.final_answer import final_answer
 from lmgym.types import Episode, Example
@@ -75,7 +75,7 @@ def judge_score(
     rows = [_row(scorer, system, template, item, "", begin) for item in asked]
     judged = iter(
         math.fsum(number * p for number, p in enumerate(probabilities, start=1)) / highest
-        for probabilities in _probabilities(scorer, rows, words)
+        for probabilities in word_probabilities(scorer, rows, words)
     )
     scores = [1.0 if known else next(judged) for known in right]
     return _means(episodes, items, scores)
@@ -118,7 +118,7 @@ def judge_yes_no(
         for item, known in zip(items, right, strict=True)
         for question in (() if known else questions)
     ]
-    yes_no = iter(_probabilities(scorer, rows, words))
+    yes_no = iter(word_probabilities(scorer, rows, words))
     scores = [1.0 if known else math.fsum(next(yes_no)[0] for _ in questions) / len(questions) for known in right]
     return _means(episodes, items, scores)
 
@@ -131,38 +131,14 @@ def _row(scorer: Scorer, system: str, template: str, item: Item, question: str, 
 
 
 def _tokens(scorer: Scorer, key: str, begin: str, word: str) -> list[int]:
-    """The single tokens that continue `begin` with this word; with a leading space too, unless `begin` ends in one."""
-    # Tokenize `begin` and the word together: a word's token depends on the text before it.
-    anchor = begin or "\n"
-    before = plain_ids(scorer.tokenizer, anchor)
-    tokens = []
-    for spelling in (word,) if begin[-1:].isspace() else (word, f" {word}"):
-        ids = plain_ids(scorer.tokenizer, anchor + spelling)
-        if ids[:-1] == before and ids[-1] not in tokens:
-            tokens.append(ids[-1])
-    # "Score: " and "1" together would end in the token " 1", so `before` does not match; take the word's own token.
-    alone = plain_ids(scorer.tokenizer, word)
-    if not tokens and len(alone) == 1:
-        return alone
+    """The single tokens that continue `begin` with this word."""
+    tokens = single_tokens(scorer, begin, word)
     if not tokens:
         raise LmgymError(
-            f"key 'rewards.{scorer.reward}.{key}': '{word}' is no single token of {scorer.name} after {anchor!r}; "
-            f"choose {'a smaller number' if key == 'highest' else 'another word'}"
+            f"key 'rewards.{scorer.reward}.{key}': '{word}' is no single token of {scorer.name} after "
+            f"{begin or chr(10)!r}; choose {'a smaller number' if key == 'highest' else 'another word'}"
         )
     return tokens
-
-
-def _probabilities(scorer: Scorer, rows: Sequence[Row], words: Sequence[list[int]]) -> list[list[float]]:
-    """For each row the probability of each word as the next one, renormalised over these words: they add up to 1. A
-    word's probability is the sum over its tokens."""
-    flat = [token for tokens in words for token in tokens]
-    results = []
-    for logprobs in batched_forward.next_logprobs(scorer, rows, flat):
-        highest = max(logprobs)  # subtracted so that exp does not underflow for all words
-        relative = iter([math.exp(value - highest) for value in logprobs])
-        by_word = [math.fsum(next(relative) for _ in tokens) for tokens in words]
-        results.append([value / math.fsum(by_word) for value in by_word])
-    return results
 
 
 def _means(episodes: Sequence[Episode], items: Sequence[Item], scores: Sequence[float]) -> list[float]:

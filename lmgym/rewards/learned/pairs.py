@@ -15,7 +15,7 @@ from lmgym.core.registry import register
 from lmgym.processes.pool import Failure
 from lmgym.rewards.base import Judgement
 from lmgym.rewards.groups import of_groups
-from lmgym.rewards.learned.endpoint import PatientJudge, judge_endpoint
+from lmgym.rewards.learned.endpoint import PatientJudge, ask_endpoint, judge_endpoint
 from lmgym.rewards.learned.judge_prompts import check_template
 from lmgym.rewards.learned.ranking import SYSTEM, question
 from lmgym.rewards.learned.scorers import loads_early
@@ -27,6 +27,8 @@ TEMPLATE = "Problem:\n{prompt}\n\n{answer}\n\nWhich solution is better? Answer A
 VERDICT = re.compile(r"\b(?:A|B|TIE|Tie|tie)\b")
 
 Pair = tuple[str, str]
+Against = Literal["group", "reference"]
+Order = Literal["both", "first", "second"]
 
 
 @register("reward", "endpoint_pairs")
@@ -38,8 +40,9 @@ def endpoint_pairs(
     *,
     base_url: str,
     model: str,
-    against: Literal["group", "reference"] = "group",
+    against: Against = "group",
     opponents: int | None = None,
+    order: Order = "both",
     key_variable: str | None = None,
     template: str = TEMPLATE,
     system: str = SYSTEM,
@@ -54,7 +57,8 @@ def endpoint_pairs(
     against group: the probability to beat another answer of the group, by strengths of Bradley and Terry that fit all
     verdicts (stats/bradley_terry.py). `opponents`: with how many others each answer is compared (default: all), in a
     ring drawn from the example's id and the texts alone. against reference: the share of its comparisons with the
-    example's first reference that the answer wins, ties half; their mean is the win rate.
+    example's first reference that the answer wins, ties half; their mean is the win rate. `order: first` or `second`
+    asks about each pair once, with the answer (against reference) in that place.
 
     Equal answers are shown once and get the same number. A group whose answers are all equal has nothing to compare and
     is not judged (None); an answer without a readable verdict is a Failure. The other arguments are those of
@@ -65,26 +69,56 @@ def endpoint_pairs(
     amounts = {"seconds": seconds, "wait": wait, "retries": retries}
     endpoint = judge_endpoint("endpoint_pairs", base_url, model, key_variable, options, **amounts)
     check_template("endpoint_pairs", template)
-    for name, amount in (("opponents", opponents), ("concurrency", concurrency)):
-        if amount is not None and amount < 1:
-            raise LmgymError(f"key 'rewards.endpoint_pairs.{name}' must be at least 1, not {amount}")
-    # 1. Two questions for each pair.
-    asked: list[tuple[int, Pair]] = []
-    for number, (group, example) in enumerate(zip(texts, examples, strict=True)):
-        pairs = with_reference(group, example) if against == "reference" else in_group(group, example, opponents)
-        asked += [(number, order) for one, other in pairs for order in ((one, other), (other, one))]
+    if concurrency < 1:
+        raise LmgymError(f"key 'rewards.endpoint_pairs.concurrency' must be at least 1, not {concurrency}")
+    asked = asked_pairs("endpoint_pairs", texts, examples, against, opponents, order)
     questions = [question(system, template, examples[number], order) for number, order in asked]
-    judge = PatientJudge(endpoint, max(min(concurrency, len(questions)), 1))
+    judge = PatientJudge(endpoint, max(min(concurrency, len(questions)), 1), ask_endpoint)
     replies = in_threads(judge, questions, concurrency)
-    # 2. What the replies say, by group and order.
-    said: list[dict[Pair, float | Failure]] = [{} for _ in texts]
-    for (number, order), reply in zip(asked, replies, strict=True):
-        said[number][order] = reply if isinstance(reply, Failure) else verdict(reply)
-    value = against_reference if against == "reference" else by_strength
-    return [value(group, example, found) for group, example, found in zip(texts, examples, said, strict=True)]
+    said = [reply if isinstance(reply, Failure) else verdict(reply) for reply in replies]
+    return pair_values(texts, examples, against, asked, said)
 
 
 endpoint_pairs.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
+
+
+def asked_pairs(
+    reward: str,
+    texts: Sequence[Sequence[str]],
+    examples: Sequence[Example],
+    against: Against,
+    opponents: int | None,
+    order: Order,
+) -> list[tuple[int, Pair]]:
+    """What to ask a judge: the number of a group, and two of its texts in the order in which they are shown. With
+    `order: both` each pair is there in both orders."""
+    if opponents is not None and opponents < 1:
+        raise LmgymError(f"key 'rewards.{reward}.opponents' must be at least 1, not {opponents}")
+    asked: list[tuple[int, Pair]] = []
+    for number, (group, example) in enumerate(zip(texts, examples, strict=True)):
+        if against == "reference":
+            pairs = with_reference(reward, group, example)
+        else:
+            pairs = in_group(group, example, opponents)
+        asked += [(number, (one, other)) for one, other in pairs if order != "second"]
+        asked += [(number, (other, one)) for one, other in pairs if order != "first"]
+    return asked
+
+
+def pair_values(
+    texts: Sequence[Sequence[str]],
+    examples: Sequence[Example],
+    against: Against,
+    asked: Sequence[tuple[int, Pair]],
+    points: Sequence[float | Failure],
+) -> list[list[Judgement]]:
+    """The numbers of all answers, from what the judge gives the first of each two that it was shown: 1 if that one is
+    better, 0 if the second is, or anything between."""
+    said: list[dict[Pair, float | Failure]] = [{} for _ in texts]
+    for (number, order), point in zip(asked, points, strict=True):
+        said[number][order] = point
+    value = against_reference if against == "reference" else by_strength
+    return [value(group, example, found) for group, example, found in zip(texts, examples, said, strict=True)]
 
 
 def in_group(group: Sequence[str], example: Example, opponents: int | None) -> list[Pair]:
@@ -100,12 +134,12 @@ def in_group(group: Sequence[str], example: Example, opponents: int | None) -> l
     return [(ring[one], ring[other]) for one, other in sorted(map(sorted, found))]
 
 
-def with_reference(group: Sequence[str], example: Example) -> list[Pair]:
+def with_reference(reward: str, group: Sequence[str], example: Example) -> list[Pair]:
     """Each distinct text that is not the reference itself, with the reference. Raises LmgymError without one."""
     if not example.references:
         raise LmgymError(
-            f"reward 'endpoint_pairs' compares with the reference (against: reference), and example '{example.id}' has "
-            "none; write against: group"
+            f"reward '{reward}' compares with the reference (against: reference), and example '{example.id}' has none; "
+            "write against: group"
         )
     return [(text, example.references[0]) for text in sorted(set(group)) if text != example.references[0]]
 

@@ -16,7 +16,7 @@ from lmgym.core.registry import register
 from lmgym.processes.pool import Failure
 from lmgym.rewards.base import Judgement
 from lmgym.rewards.groups import of_groups
-from lmgym.rewards.learned.endpoint import PatientJudge, judge_endpoint
+from lmgym.rewards.learned.endpoint import PatientJudge, ask_endpoint, judge_endpoint
 from lmgym.rewards.learned.judge_prompts import Item, check_template, judge_messages
 from lmgym.rewards.learned.rows import clean
 from lmgym.rewards.learned.scorers import loads_early
@@ -72,7 +72,7 @@ def endpoint_ranking(
         for shown in orders(group, example, repeats)
     ]
     questions = [question(system, template, examples[number], shown) for number, shown in asked]
-    judge = PatientJudge(endpoint, min(concurrency, len(questions)))
+    judge = PatientJudge(endpoint, min(concurrency, len(questions)), ask_endpoint)
     replies = in_threads(judge, questions, concurrency)
     # 2. What each reply says of the texts that it was shown.
     said: list[list[dict[str, float] | Failure]] = [[] for _ in texts]
@@ -103,9 +103,14 @@ def orders(group: Sequence[str], example: Example, repeats: int) -> list[list[st
 
 def question(system: str, template: str, example: Example, shown: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The conversation that asks about texts, with a letter for each."""
-    lettered = "\n\n".join(f"Solution {letter}:\n{text}" for letter, text in zip(ascii_uppercase, shown, strict=False))
-    messages = judge_messages(system, template, Item(0, example, "", lettered), lettered)
+    text = lettered(shown)
+    messages = judge_messages(system, template, Item(0, example, "", text), text)
     return tuple((message["role"], clean(message["content"])) for message in messages)
+
+
+def lettered(shown: Sequence[str]) -> str:
+    """Texts one below the other, each with its letter. Example: lettered(["4"]) -> "Solution A:\\n4\""""
+    return "\n\n".join(f"Solution {letter}:\n{text}" for letter, text in zip(ascii_uppercase, shown, strict=False))
 
 
 def places(reply: str, shown: Sequence[str]) -> dict[str, float] | Failure:
