@@ -262,6 +262,18 @@ def test_ranks_are_a_positive_number(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert complaint(capsys, "check", recipe, "--ranks", 0) == "--ranks is 0; it must be at least 1"
 
 
+def test_given_answers_are_counted_as_long_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is sampled, so sampling.max_new_tokens changes nothing; an answer is a number and the end."""
+    said = {}
+    for length in (8, 64):
+        changes = {"algorithm": "supervised", "rewards": None, "sampling": {"max_new_tokens": length}}
+        main(["check", str(runs.write(tmp_path / "recipe.yaml", **changes)), "--memory"])
+        out = capsys.readouterr().out
+        assert "parameters, given answers of at most " in out
+        said[length] = [line for line in out.splitlines() if line.split()[0] in ("batch", "activations", "LM")]
+    assert said[8] == said[64] and len(said[8]) == 3
+
+
 # ---------------------------------------------------------------- seconds of a step
 
 

@@ -14,7 +14,7 @@ from lmgym.models.shapes import Shapes, shapes_of
 from lmgym.text.chat import prompt_ids, source_ids
 from lmgym.training.machine import Machine
 from lmgym.training.planning.memory import estimate, resident_bytes
-from lmgym.training.planning.memory_report import teacher_shapes
+from lmgym.training.planning.memory_report import longest_given, teacher_shapes
 from lmgym.training.planning.memory_table import Estimate, size
 from lmgym.types import Example
 
@@ -38,8 +38,10 @@ def within_memory(config: Config, data: Sequence[Sequence[Example]], tokenizer: 
     )
     process = resident_bytes() if device == "cpu" else 0.0
     lengths = [
-        longest_prompt(config, stage, own, tokenizer, shapes) for stage, own in zip(config.stages, data, strict=True)
-    ]
+        (longest_prompt(config, stage, own, tokenizer, shapes),
+         longest_given(config, stage, own[:EXAMPLES], tokenizer, shapes))
+        for stage, own in zip(config.stages, data, strict=True)
+    ]  # fmt: skip
 
     def largest(chosen: Machine) -> Estimate:
         """The estimate of the stage that takes most."""
@@ -50,7 +52,7 @@ def within_memory(config: Config, data: Sequence[Sequence[Example]], tokenizer: 
                 own, stage, shapes, prompt, first=not index, compute=compute, on_cpu=device == "cpu",
                 teacher=teacher_shapes(own, stage), process=process,
             )
-            for index, (stage, prompt) in enumerate(zip(config.stages, lengths, strict=True))
+            for index, (stage, (prompt, answer)) in enumerate(zip(config.stages, lengths, strict=True))
         ]  # fmt: skip
         return max(stages, key=lambda one: one.peak)
 

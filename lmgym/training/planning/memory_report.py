@@ -70,13 +70,8 @@ class Memory:
         """Estimate a stage whose prompts are the task's, from some of them; so are answers that are not sampled."""
         section, read = self.config.policy, source_ids if self.shapes.encoder_decoder else prompt_ids
         lengths = [len(read(self.tokenizer, one.prompt, section.chat_template_kwargs, section.cut)) for one in examples]
-        source, template, start = self.config.stages[index].source, section.chat_template_kwargs, section.answer_start
-        given = [
-            length for one in examples if not (source.samples or self.shapes.encoder_decoder)
-            for length in source.lengths(one, self.tokenizer, template, start)
-        ]  # fmt: skip
-        told = f", given answers of at most {max(given)} tokens" if given else ""
-        self._say(index, max(lengths), max(given, default=None), told)
+        answer = longest_given(self.config, self.config.stages[index], examples, self.tokenizer, self.shapes)
+        self._say(index, max(lengths), answer, "" if answer is None else f", given answers of at most {answer} tokens")
 
     def at_worst(self, index: int) -> None:
         """Estimate a stage of an environment whose episodes are not known, as if they filled the context."""
@@ -154,6 +149,17 @@ class Memory:
             config, stage, self.shapes, prompt, answer=answer, first=index == 0, compute=self.compute,
             on_cpu=self.device == "cpu", teacher=teacher_shapes(config, stage), process=self.process, ranks=ranks,
         )  # fmt: skip
+
+
+def longest_given(
+    config: Config, stage: Stage, examples: Sequence[Example], tokenizer: Any, shapes: Shapes
+) -> int | None:
+    """Tokens of the longest answer that these examples of a stage hold; None where the policy samples, and for an
+    encoder-decoder. Example: longest_given(config, stage, examples, tokenizer, shapes) -> 4"""
+    if stage.source.samples or shapes.encoder_decoder:
+        return None
+    how = tokenizer, config.policy.chat_template_kwargs, config.policy.answer_start
+    return max((length for one in examples for length in stage.source.lengths(one, *how)), default=None)
 
 
 def teacher_shapes(config: Config, stage: Stage) -> Shapes | None:
