@@ -28,6 +28,7 @@ TINY = [
 SHORT = {
     "own_data": [*TINY, "policy.tokenizer=builtin:bytes", "task.prompts=text", "sampling.max_new_tokens=4"],
     "own_environment": ["stages.random_play.steps=1", "stages.rl.steps=1", "evaluation.examples=4", "threads=1"],
+    "own_agent": [*TINY, "prompts_per_step=1", "algorithm.group_size=2"],
     "own_algorithm": ["steps=1", "runs.seeds=[0,1]", "evaluation.examples=4", "threads=1"],
     "from_trl": ["steps=1", "prompts_per_step=2", "evaluation.examples=2", "sampling.max_new_tokens=4", "threads=1"],
     "publish": ["stages.warm_start.steps=2", "stages.rl.steps=1", "evaluation.examples=4", "threads=1"],
