@@ -123,7 +123,8 @@ class Shell:
 
     def start(self, *arguments: object) -> None:
         assert self.driver.stdin is not None
-        self.output.write_text("")  # else `said` is the last command's, until this one has begun
+        if self.output.is_file() or not self.output.exists():  # no pipe
+            self.output.write_text("")  # else `said` is the last command's, until this one has begun
         print(
             json.dumps([[str(argument) for argument in arguments], str(self.output)]),
             file=self.driver.stdin,
