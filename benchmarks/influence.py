@@ -27,6 +27,7 @@ from lmgym.experiments.why.influence import influences
 from lmgym.experiments.why.why import answer_logprob, before_update
 from lmgym.stats.intervals import student_t
 from lmgym.stats.rank_correlation import spearman
+from lmgym.training.checkpoints import checkpoint
 from lmgym.training.setup import load_data
 from lmgym.training.stage import StageRun
 from lmgym.types import Example
@@ -93,7 +94,8 @@ def cases(question: Question, answers: int) -> Iterator[tuple[int, str, float, i
     """Step, example, Spearman's correlation, groups, and the share of right signs, of one case after the other."""
     records = step_records(question.folder, question.stage)
     held_out = next(iter(load_data(question.real).held_out.values()))
-    places = [int(path.name.split("step-")[1]) for path in sorted((question.folder / "checkpoints").glob("*step-*"))]
+    saved = map(checkpoint.stage_and_step, checkpoint.all_checkpoints(question.folder / "checkpoints"))
+    places = [step for stage, step in saved if stage == question.stage]
     for number, step in enumerate(step for step in places if step in records and step > 0):
         with before_update(question, find_start(question, step, records)) as (stage, _, batch):
             for place in range(answers):
