@@ -36,6 +36,7 @@ EPILOG = """examples:
   lmgym what-if runs/quickstart algorithm.kl_coefficient=0.1      a step again under another recipe: what differs
   lmgym bisect runs/quickstart --metric entropy                   when it changed, and what changed with it
   lmgym bisect runs/a runs/b                                      the first number in which two runs differ
+  lmgym why runs/quickstart --step 40                             which groups of a step moved a held-out answer
   lmgym plot runs/a runs/b --metric reward --out reward.svg       one metric of several runs, for a paper
   lmgym view runs/quickstart                                      a page: curves, groups of answers, tokens
   lmgym generate runs/quickstart --prompt "Mia has 3 pens and gets 4 more. How many?"
@@ -153,6 +154,7 @@ COMMANDS = {  # command: its module, and its help
     "doctor": ("doctor", "say what is wrong with a run, worst first, and what to do"),
     "what-if": ("what_if", "take a step of a run again under a changed recipe: what would have been different"),
     "bisect": ("bisect", "say when a metric of a run changed and what changed with it, or where two runs part"),
+    "why": ("why", "say when an answer became more or less likely, and which groups of a step did it"),
     "plot": ("plot", "draw one metric of several runs, with intervals over seeds"),
     "view": ("view", "look at runs in the browser: curves, groups, answers, tokens"),
     "check": ("check", "a dry run of a recipe: loads everything, samples once, reports problems"),

@@ -1,0 +1,165 @@
+"""`lmgym why RUN`: when an answer became more or less likely, and which groups of a step did it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from lmgym.batch import Batch
+from lmgym.core.errors import LmgymError
+from lmgym.core.progress import counted
+from lmgym.experiments.what_if.question import Question
+from lmgym.experiments.what_if.retake import Steps
+from lmgym.experiments.what_if.standing import Start, find_start, opened, standing, step_records
+from lmgym.experiments.why.asked import asked_batch, asked_example
+from lmgym.experiments.why.influence import Influences, check_split, influences
+from lmgym.logs.console import Console
+from lmgym.models.policy import Policy
+from lmgym.training.checkpoints import checkpoint
+from lmgym.training.loop import advance, collate_step
+from lmgym.training.machine import choose_machine
+from lmgym.training.setup import load_data, load_weights
+from lmgym.training.stage import StageRun
+from lmgym.types import Episode, Example
+from lmgym.updates.prepare import prepare
+from lmgym.updates.update import update
+
+
+@dataclass(frozen=True)
+class Point:
+    """The log-probability of the answer, in nats, after so many `steps` of the stage. Example: Point(20, -3.1)"""
+
+    steps: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of the step: its prompt's example, its answers with their scores, and by how much (nats) it moved the
+    answer that was asked about. Example: Group("arithmetic/train/7", ["8", "9"], [1.0, 0.0], 0.013)"""
+
+    example: str
+    answers: list[str]
+    scores: list[float | None]
+    influence: float
+
+
+@dataclass(frozen=True)
+class Why:
+    """What moved an answer: its `points` over the checkpoints, and of one `step` (counted from 0) the groups, those
+    that raised it most first. `real` is the change that the step really made, `expected` the one of first order."""
+
+    example: Example
+    tokens: int
+    points: list[Point]
+    step: int
+    groups: list[Group]
+    parts: Influences
+    real: float
+
+    @property
+    def expected(self) -> float:
+        return self.parts.total
+
+
+def why(
+    question: Question,
+    example: str | None = None,
+    prompt: str | None = None,
+    answer: str | None = None,
+    step: int | None = None,
+    console: Console | None = None,
+) -> Why:
+    """What moved an answer to an example (by its id) or to a prompt. `step` counts from 0; None: the one behind the
+    checkpoint from which the answer changed most until the next. The run folder is only read.
+
+    Raises LmgymError where there is no such example, the step cannot be reached, or is no sum over groups.
+
+    Example: why(ask(Path("runs/a"), []), example="arithmetic/validation/3").groups[0].influence"""
+    console = console or Console(quiet=True)
+    folder, config, stage = question.folder, question.real, question.stage
+    records = step_records(folder, stage)
+    check_split(config.stages[stage].algorithm)
+    asked = asked_example(load_data(config), stage, example, prompt, answer)
+    # 1. The answer over the checkpoints.
+    points, tokens = [], 0
+    for steps, policy in _policies(question, max(records, default=-1) + 1):
+        batch = asked_batch(config, policy, asked)
+        tokens = int(batch.actions.sum())
+        points.append(Point(steps, answer_logprob(policy, batch)))
+    # 2. The step.
+    begin = find_start(question, _turning_point(points, records) if step is None else step, records)
+    if sentence := begin.sentence(records):
+        console.say(sentence)
+    groups, parts, real = _split(question, begin, asked)
+    return Why(asked, tokens, points, begin.step, groups, parts, real)
+
+
+def _policies(question: Question, taken: int) -> Iterator[tuple[int, Policy]]:
+    """The policy at each whole checkpoint of the stage, one at a time, with the steps before it; first the model as the
+    run began, if the stage is the run's first."""
+    config, machine = question.real, choose_machine(question.real, question.folder)
+    places: list[tuple[int, Path | None]] = [(0, None)] if question.stage == 0 and taken else []
+    for path in checkpoint.all_checkpoints(question.folder / "checkpoints"):
+        stage, steps = checkpoint.stage_and_step(path)
+        if stage == question.stage and (steps or not places) and checkpoint.damage(path) is None:
+            places.append((steps, path))
+    if not places:
+        raise LmgymError(f"{question.folder} has no whole checkpoint of stage '{question.name}', and took no step")
+    for steps, weights in counted(places, "scoring the answer", "checkpoints"):
+        policy = load_weights(config.policy, config.seed, machine, weights)
+        if weights is not None:
+            policy.had_updates(checkpoint.read_state(weights)["version"])
+        yield steps, policy
+
+
+def _turning_point(points: Sequence[Point], records: dict[int, dict[str, object]]) -> int | None:
+    """The step behind the point from which the answer changed most until the next one; None with fewer than two."""
+    changes = [(abs(later.logprob - one.logprob), one.steps) for one, later in pairwise(points) if one.steps in records]
+    return max(changes)[1] if changes else None
+
+
+@contextmanager
+def before_update(question: Question, begin: Start) -> Iterator[tuple[StageRun, list[Episode], Batch]]:
+    """The run right before the update of a step: its stage, the step's answers, and the prepared batch of them.
+
+    Example: with before_update(question, begin) as (stage, episodes, batch): ..."""
+    with standing(question, begin) as place, opened(place, question.real, question.real) as stage:
+        steps = Steps(stage, question.folder, range(begin.at, begin.step + 1), judge=False)
+        for number in range(begin.at, begin.step):
+            steps.take(number)
+        episodes, frozen = steps.episodes(begin.step), stage.frozen_models.models
+        yield (
+            stage,
+            episodes,
+            prepare(collate_step(stage, episodes, begin.step), stage.run.policy, frozen, stage.algorithm),
+        )
+
+
+def _split(question: Question, begin: Start, asked: Example) -> tuple[list[Group], Influences, float]:
+    """Bring the run to the step, split it, and take it."""
+    with before_update(question, begin) as (stage, episodes, batch):
+        policy = stage.run.policy
+        row = asked_batch(question.real, policy, asked)
+        before = answer_logprob(policy, row)
+        parts = influences(stage.algorithm, policy, batch, stage.optimizer, row)
+        update(stage.algorithm, policy, batch, stage.optimizer)
+        advance(stage)
+        return _groups(episodes, parts), parts, answer_logprob(policy, row) - before
+
+
+def _groups(episodes: Sequence[Episode], parts: Influences) -> list[Group]:
+    """The groups with their answers, those that raised the answer most first."""
+    found = []
+    for number, influence in parts.groups.items():
+        own = [episode for episode in episodes if episode.group == number and episode.selected]
+        scores = [episode.score if episode.judged else None for episode in own]
+        found.append(Group(own[0].example.id, [episode.text for episode in own], scores, influence))
+    return sorted(found, key=lambda group: group.influence, reverse=True)
+
+
+def answer_logprob(policy: Policy, batch: Batch) -> float:
+    """The log-probability of all answers of a batch, in nats."""
+    logprobs = policy.compute_logprobs_no_grad(batch).logprobs
+    return float(logprobs[batch.actions.to(logprobs.device)].double().sum())
