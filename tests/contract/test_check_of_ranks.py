@@ -35,6 +35,7 @@ from lmgym.training.planning.step_time import (
 )
 from lmgym.types import Episode, Example, Turn
 from tests import runs
+from tests.contract.test_every_algorithm import SAMPLING, algorithm_section
 from tests.runs import complaint
 
 FSDP = {"distributed": {"sharding": "fsdp"}}
@@ -330,6 +331,22 @@ def test_the_share_of_answers_that_an_update_computes() -> None:
     assert moving_share(stage, policy, answers) == 0.5
     ppo = build_config(runs.tiny(algorithm={"name": "ppo", "epochs": 1, "minibatches": 1}))
     assert moving_share(ppo.stages[0], policy, answers) == 1.0
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_every_algorithm_has_a_share(name: str, tiny_policy: Policy) -> None:
+    """Whatever columns its advantages want: a dry run fills in few of them."""
+    config = build_config(runs.tiny(algorithm=algorithm_section(name, "builtin:tiny")))
+    stage, group = config.stages[0], max(config.stages[0].algorithm.group_size, 2)
+    answers = [replace(few(tiny_policy, 3)[0], group=n // group, index=n) for n in range(2 * group)]
+    for number, episode in enumerate(answers):
+        episode.turns[-1].reward = episode.score = float(number % 3 == 0)
+    assert 0 < moving_share(stage, tiny_policy, answers) <= 1
+
+
+@pytest.fixture(scope="module")
+def tiny_policy() -> Policy:
+    return load_policy(build_config(runs.tiny()).policy)
 
 
 @pytest.mark.parametrize("name", ["builtin:tiny", "builtin:tiny_t5"])

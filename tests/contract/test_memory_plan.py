@@ -74,6 +74,16 @@ def test_what_the_recipe_names_is_not_exceeded() -> None:
     assert (machine.tokens_per_forward, machine.activation_checkpointing) == (300, True)
 
 
+def test_given_answers_are_counted_as_long_as_they_are() -> None:
+    """References of a few characters keep a budget that answers of `max_new_tokens` would not."""
+    tree = {**runs.TINY, "algorithm": "supervised", "prompts_per_step": 8}
+    del tree["rewards"]
+    policy = {"model": "builtin:tiny", "device": "cpu", "compute": "float32", "architecture": LARGE}
+    tree["policy"] = {**policy, "memory_gib": resident_bytes() / GIB + 7}
+    choice, other = (chosen(build_config({**tree, "sampling": {"max_new_tokens": length}})) for length in (8, 400))
+    assert choice == other and (choice.tokens_per_forward, choice.rows) == (4096, 256)
+
+
 def test_a_resumed_run_keeps_the_choice_and_another_budget_chooses_anew(tmp_path: Path) -> None:
     tree = {**runs.TINY, "out": str(tmp_path / "run"), "steps": 2}
     tree["policy"] = {**runs.TINY["policy"], "memory_gib": 32.0}

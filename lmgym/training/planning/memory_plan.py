@@ -49,7 +49,7 @@ def within_memory(config: Config, data: Sequence[Sequence[Example]], tokenizer: 
         own = replace(config, policy=section, engine=engine)
         stages = [
             estimate(
-                own, stage, shapes, prompt, first=not index, compute=compute, on_cpu=device == "cpu",
+                own, stage, shapes, prompt, answer=answer, first=not index, compute=compute, on_cpu=device == "cpu",
                 teacher=teacher_shapes(own, stage), process=process,
             )
             for index, (stage, (prompt, answer)) in enumerate(zip(config.stages, lengths, strict=True))

@@ -88,12 +88,16 @@ def measure_passes(stage: Stage, policy: Policy, episodes: Sequence[Episode]) ->
 
 
 def moving_share(stage: Stage, policy: Policy, episodes: Sequence[Episode]) -> float:
-    """The share of these answers' rows that an update would compute. 1 where that takes a pass of another model to
-    know, or where the loss compares rows. Example: moving_share(stage, policy, episodes) is 0.25 if one group of four
-    has scores that differ"""
+    """The share of these answers' rows that an update would compute. 1 where only columns that a dry run does not fill
+    in would tell (such as a value, or the greedy answer's score), and where the loss compares rows.
+
+    Example: moving_share(stage, policy, episodes) is 0.25 if one group of four has scores that differ"""
     algorithm = copy.deepcopy(stage.algorithm)  # a baseline that moves stays where it is
     required = algorithm.requirements
-    if algorithm.whole_batch or required.values or required.reference or required.teacher or not stage.source.samples:
+    columns = required.values, required.reference, required.teacher, required.served_teacher, required.greedy
+    if any((*columns, required.squared_probabilities, required.reward_components, algorithm.whole_batch)):
+        return 1.0
+    if not stage.source.samples:
         return 1.0
     batch = _collated(stage, policy, episodes).replace(vocabulary=policy.vocabulary)
     batch = algorithm.before_scoring(batch.replace(logprobs_old=batch.logprobs_sampler))
@@ -103,7 +107,8 @@ def moving_share(stage: Stage, policy: Policy, episodes: Sequence[Episode]) -> f
 def _collated(stage: Stage, policy: Policy, episodes: Sequence[Episode]) -> Batch:
     played = [episode for episode in episodes if episode.turns and not episode.error]
     temperature = stage.sampling.temperature if stage.source.samples else 1.0
-    return collate(played, policy.pad_id, temperature, sorted({*policy.stop_ids, *stage.sampling.stop_ids}))
+    stop_ids = sorted({*policy.stop_ids, *stage.sampling.stop_ids})
+    return collate(played, policy.pad_id, temperature, stop_ids, limit=stage.sampling.max_new_tokens)
 
 
 def step_seconds(
