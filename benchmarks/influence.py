@@ -23,7 +23,7 @@ from lmgym.batch import Batch
 from lmgym.experiments.what_if.question import Question, ask
 from lmgym.experiments.what_if.standing import find_start, step_records
 from lmgym.experiments.why.asked import asked_batch
-from lmgym.experiments.why.influence import influences
+from lmgym.experiments.why.influence import active_where, influences
 from lmgym.experiments.why.why import answer_logprob, before_update
 from lmgym.stats.intervals import student_t
 from lmgym.stats.rank_correlation import spearman
@@ -37,8 +37,19 @@ TINY: dict[str, Any] = {
     "policy": {"model": "builtin:tiny", "compute": "float32"},
     "sampling": {"max_new_tokens": 4},
     "stages": [
-        {"name": "warm", "algorithm": "supervised", "steps": 60, "prompts_per_step": 32, "checkpoint": None},
-        {"name": "rl", "algorithm": {"name": "grpo", "group_size": 8}, "prompts_per_step": 16},
+        {
+            "name": "warm",
+            "algorithm": "supervised",
+            "steps": 60,
+            "prompts_per_step": 32,
+            "optimizer": {"learning_rate": 3e-3},
+        },
+        {
+            "name": "rl",
+            "algorithm": {"name": "grpo", "group_size": 8},
+            "prompts_per_step": 16,
+            "optimizer": {"learning_rate": 3e-4},
+        },
     ],
 }
 REAL: dict[str, Any] = {
@@ -53,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a folder or a name on the Hub; default: a tiny model")
     parser.add_argument("--cases", type=int, default=50)
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=55)
     parser.add_argument("--answers", type=int, default=5, help="held-out answers to a step (%(default)s)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -83,11 +94,8 @@ def recipe(given: argparse.Namespace) -> dict[str, Any]:
             **tree, **REAL, "policy": {"model": given.model}, "steps": given.steps,
             "optimizer": {"learning_rate": 1e-5},
         }  # fmt: skip
-    stages = copy.deepcopy(TINY["stages"])
-    stages[0] |= {"optimizer": {"learning_rate": 3e-3}}
-    stages[0].pop("checkpoint")
-    stages[1] |= {"optimizer": {"learning_rate": 3e-4}, "steps": given.steps}
-    return {**tree, **TINY, "stages": stages}
+    warm, learns = TINY["stages"]
+    return {**tree, **TINY, "stages": [warm, {**learns, "steps": given.steps}]}
 
 
 def cases(question: Question, answers: int) -> Iterator[tuple[int, str, float, int, float]]:
@@ -114,8 +122,7 @@ def one_case(stage: StageRun, batch: Batch, example: Example, question: Question
     weights, moments = copy.deepcopy(policy.model.state_dict()), copy.deepcopy(optimizer.torch.state_dict())
 
     def after(left_out: int) -> float:
-        part = copy.copy(algorithm)
-        part.active = lambda rows: algorithm.active(rows) & (rows.group != left_out)  # type: ignore[method-assign]
+        part = active_where(algorithm, lambda group: group != left_out)
         optimizer_step(part, policy, algorithm.before_minibatch(batch), optimizer, first=True)
         logprob = answer_logprob(policy, asked)
         policy.model.load_state_dict(weights)

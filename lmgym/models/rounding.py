@@ -9,7 +9,7 @@ stay, and one copy serves everything that computes: sampler, scorer and critic.
 The random bits are a function of (seed, updates so far, name of the tensor, position), so that a resumed run and each
 rank have the same. What lies on bf16's grid stays as it is: an untrained bf16 checkpoint is computed with as it was."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -50,18 +50,20 @@ class RoundedWeights:
         now = [self.updates, *((master.data_ptr(), master._version) for master in self.names)]
         if now != self._made_of:
             self._made_of = now
-            table = random_table(seeds.key(self.seed, "rounding", self.updates))
-            for master, name in self.names.items():
-                round_stochastically(master, table.to(master.device), seeds.key(name), self._copies[master])
+            self._round((name, master, self._copies[master]) for master, name in self.names.items())
         return self._copies
 
     def rounded(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Other fp32 weights in bf16, by name, with the random numbers of this update: adapters that were merged."""
-        table = random_table(seeds.key(self.seed, "rounding", self.updates))
         copies = {name: torch.empty_like(master, dtype=torch.bfloat16) for name, master in weights.items()}
-        for name, master in weights.items():
-            round_stochastically(master, table.to(master.device), seeds.key(name), copies[name])
+        self._round((name, master, copies[name]) for name, master in weights.items())
         return copies
+
+    def _round(self, weights: Iterable[tuple[str, Tensor, Tensor]]) -> None:
+        """Write each named master to its copy, with the random numbers of this update."""
+        table = random_table(seeds.key(self.seed, "rounding", self.updates))
+        for name, master, copy in weights:
+            round_stochastically(master, table.to(master.device), seeds.key(name), copy)
 
     @contextmanager
     def shown_in(self, model: nn.Module) -> Iterator[None]:

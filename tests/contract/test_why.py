@@ -15,7 +15,7 @@ from lmgym.batch import Batch, collate
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.what_if.question import ask
-from lmgym.experiments.why.influence import Influences, influences
+from lmgym.experiments.why.influence import Influences, active_where, influences
 from lmgym.experiments.why.why import Why, why
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
@@ -91,8 +91,7 @@ def test_an_influence_is_what_leaving_the_group_out_changes() -> None:
     def after(left_out: int | None) -> float:
         policy.model.load_state_dict(weights)
         optimizer.torch.load_state_dict(copy.deepcopy(moments))
-        part = copy.copy(algorithm)
-        part.active = lambda rows: algorithm.active(rows) & (rows.group != (-1 if left_out is None else left_out))  # type: ignore[method-assign]
+        part = active_where(algorithm, lambda group: group != (-1 if left_out is None else left_out))
         optimizer_step(part, policy, batch, optimizer, first=True)
         return said(policy, asked)
 
@@ -135,7 +134,7 @@ def test_a_run_is_asked_where_its_answer_changed_most(run: Path, capsys: pytest.
     assert all(len(group.answers) == 4 for group in found.groups)
     assert main(["why", str(run), "--step", "2", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
-    assert tree["step"] == 2 and len(tree["groups"]) == 4 and tree["answer"] == found.example.references[0]
+    assert tree["step"] == 1 and len(tree["groups"]) == 4 and tree["answer"] == found.example.references[0]
     assert main(["why", str(run), "--prompt", "4 + 4", "--answer", "8"]) == 0
     out = capsys.readouterr().out
     assert "example asked, answer '8'" in out and "by first order" in out

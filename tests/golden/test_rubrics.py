@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from lmgym.rewards.learned.scorers import load_scorer
 from lmgym.types import Example
 from tests import learned_models as tiny
 from tests import runs
-from tests.golden.test_judges import Server
+from tests.golden.test_judges import Server, serve  # noqa: F401 (a fixture)
 from tests.parity.test_resume import Interrupting
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -190,19 +190,6 @@ def test_a_local_judge_says_what_transformers_says(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- an endpoint
 
 
-@pytest.fixture(name="serve")
-def serving() -> Iterator[Callable[..., Server]]:
-    servers: list[Server] = []
-
-    def start(reply: Callable[[int, dict[str, Any]], tuple[int, dict[str, str], bytes]]) -> Server:
-        servers.append(Server(reply))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
-
-
 def token(word: str, **others: Any) -> dict[str, Any]:
     """A reply of one word, with the log-probabilities of some tokens: token("Yes", Yes=0.6, no=0.2)."""
     top = [{"token": name.replace("_", " "), "logprob": math.log(p) if p else -9999.0} for name, p in others.items()]
@@ -240,7 +227,7 @@ def judged(server: Server, *texts: str, **arguments: Any) -> list[float | Failur
     ],
 )  # fmt: skip
 def test_probabilities_are_those_of_the_last_yes_or_no(
-    serve: Callable[..., Server],
+    serve: Callable[..., Server],  # noqa: F811
     text: str,
     logprobs: Any,
     p: float,
@@ -248,7 +235,7 @@ def test_probabilities_are_those_of_the_last_yes_or_no(
     assert judged(serve(lambda number, body: replied(text, logprobs)), "24") == pytest.approx([p])
 
 
-def test_one_request_for_each_criterion_and_equal_ones_once(serve: Callable[..., Server]) -> None:
+def test_one_request_for_each_criterion_and_equal_ones_once(serve: Callable[..., Server]) -> None:  # noqa: F811
     asked = {"24? Right?": token("Yes", Yes=0.9, No=0.1), "24? Rude?": token("No", No=0.8, Yes=0.2),
              "5? Right?": token("No", No=0.7, Yes=0.3), "5? Rude?": token("No", No=1.0, Yes=0.0)}  # fmt: skip
     server = serve(lambda number, body: replied(*_reply(asked[body["messages"][-1]["content"]])))
@@ -267,7 +254,7 @@ def _reply(logprobs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def test_a_server_that_refuses_logprobs_is_asked_without_and_that_is_said_once(
-    serve: Callable[..., Server],
+    serve: Callable[..., Server],  # noqa: F811
 ) -> None:
     server = serve(lambda number, body: (400, {}, b"no logprobs") if "logprobs" in body else replied("Yes"))
     with pytest.warns(UserWarning, match="gives no logprobs of 'judge', so what it answers counts as certain") as told:
@@ -277,7 +264,7 @@ def test_a_server_that_refuses_logprobs_is_asked_without_and_that_is_said_once(
 
 
 @pytest.mark.filterwarnings("ignore:.*gives no logprobs")
-def test_an_answer_is_not_judged_if_one_criterion_is_not(serve: Callable[..., Server]) -> None:
+def test_an_answer_is_not_judged_if_one_criterion_is_not(serve: Callable[..., Server]) -> None:  # noqa: F811
     def reply(number: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         asked = body["messages"][-1]["content"]
         return (400, {}, b"too long") if asked == "b? Rude?" else replied("I cannot say" if "c?" in asked else "Yes")

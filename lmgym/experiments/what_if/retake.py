@@ -74,11 +74,16 @@ class Steps:
             return recorded_episodes(self.folder, self.stage, step, self.judge)
         return gather(self.stage, step)
 
+    def prepared(self, step: int) -> tuple[list[Episode], Batch]:
+        """The answers of a step, and the batch that its update gets."""
+        stage, episodes = self.stage, self.episodes(step)
+        batch = collate_step(stage, episodes, step)
+        return episodes, prepare(batch, stage.run.policy, stage.frozen_models.models, stage.algorithm)
+
     def take(self, step: int) -> None:
         """One step as `train_stage` takes it (training/loop.py)."""
         stage, run = self.stage, self.stage.run
-        episodes = self.episodes(step)
-        batch = prepare(collate_step(stage, episodes, step), run.policy, stage.frozen_models.models, stage.algorithm)
+        episodes, batch = self.prepared(step)
         trace = begin_trace(stage, episodes, batch, step)
         metrics = update(stage.algorithm, run.policy, batch, stage.optimizer, trace)
         advance(stage)

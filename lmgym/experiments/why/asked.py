@@ -1,8 +1,7 @@
 """The answer that is asked about: to an example of the run's data, or to a prompt written in their form."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from lmgym.batch import Batch, collate
@@ -46,24 +45,18 @@ def asked_batch(config: Config, policy: Policy, example: Example) -> Batch:
 
 
 def _first(data: Data, stage: int) -> Example:
-    for examples in (*data.held_out.values(), data.training[stage]):
-        for example in islice(iter(examples), 1):
-            return example
+    for example in chain(*data.held_out.values(), data.training[stage]):
+        return example
     raise LmgymError("the run's data hold no example")
 
 
 def _named(data: Data, stage: int, name: str) -> Example:
     seen: list[str] = []
-    for example in islice(_all([*data.held_out.values(), data.training[stage]]), MOST):
+    for example in islice(chain(*data.held_out.values(), data.training[stage]), MOST):
         if example.id == name:
             return example
         seen.append(example.id)
     raise LmgymError(f"the run's data have no example '{visible(name)}'; {suggest(name, seen[:1000])}")
-
-
-def _all(parts: Sequence[Sequence[Example]]) -> Iterator[Example]:
-    for part in parts:
-        yield from part
 
 
 def _with_last(example: Example, text: str) -> str | list[dict[str, str]]:

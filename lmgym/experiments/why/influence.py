@@ -62,12 +62,24 @@ class GradientsTaken(Optimizer):
 
 
 def check_split(algorithm: Algorithm) -> None:
-    """Raise LmgymError for an algorithm whose step is no sum over groups."""
+    """Raise LmgymError for an algorithm whose step is no sum over groups, or that trains no policy."""
+    if not algorithm.requirements.makes_policy:
+        raise LmgymError(f"algorithm: {type(algorithm).__name__} trains a model that scores answers, and gives none")
     if algorithm.driver != Algorithm.driver or algorithm.whole_batch:
         raise LmgymError(
             f"algorithm: the step of {type(algorithm).__name__} is no sum over its groups, so it cannot be split; "
             "`lmgym why` reads steps of algorithms with a loss of tokens and the usual driver, such as grpo"
         )
+
+
+def active_where(algorithm: Algorithm, keep: Callable[[Tensor], Tensor]) -> Algorithm:
+    """A copy of the algorithm whose update computes the rows of those groups alone that `keep` says yes to. The others
+    count in the totals, so the parts of a step add up to the whole.
+
+    Example: active_where(algorithm, lambda group: group != 3)     # leaves group 3 out"""
+    part = copy.copy(algorithm)
+    part.active = lambda batch: algorithm.active(batch) & keep(batch.group)  # type: ignore[method-assign]
+    return part
 
 
 def influences(algorithm: Algorithm, policy: Policy, batch: Batch, optimizer: Optimizer, asked: Batch) -> Influences:
@@ -77,44 +89,37 @@ def influences(algorithm: Algorithm, policy: Policy, batch: Batch, optimizer: Op
     Example: influences(stage.algorithm, policy, prepare(batch, ...), stage.optimizer, asked).groups[3] -> 0.012"""
     check_split(algorithm)
     batch = algorithm.before_minibatch(batch)
-    answer = _answer_gradient(policy, asked, len(optimizer.parameters))
+    answer = _answer_gradient(policy, asked)
     # 1. The whole gradient makes the optimizer's scale.
-    found: list[Tensor] = []
-
-    def scaled(gradients: Tensors) -> None:
-        found.extend(_weighted(optimizer, answer, gradients))
-
-    optimizer_step(algorithm, policy, batch, GradientsTaken(optimizer, scaled), first=True)
-    direction, momentum, decay = found[:-2], float(found[-2]), float(found[-1])
-    # 2. Each group's gradient along it; rows of other groups count in the totals, and are not computed.
+    whole: list[tuple[list[Tensor], float, float]] = []
+    take_whole = GradientsTaken(optimizer, lambda gradients: whole.append(_weighted(optimizer, answer, gradients)))
+    optimizer_step(algorithm, policy, batch, take_whole, first=True)
+    [(direction, momentum, decay)] = whole
+    # 2. Each group's gradient along it.
     groups: dict[int, float] = {}
     for group in counted(torch.unique(batch.group).tolist(), "taking groups one by one", "groups"):
-        alone = copy.copy(algorithm)
-        alone.active = lambda rows, own=group: algorithm.active(rows) & (rows.group == own)  # type: ignore[misc,method-assign]
-
-        def along(gradients: Tensors, own: int = group) -> None:
-            groups[own] = -_dot(direction, gradients)
-
-        groups[group] = 0.0
+        found = [0.0]
+        alone = active_where(algorithm, lambda groups, own=group: groups == own)  # type: ignore[misc]
         if bool(alone.active(batch).any()):
-            optimizer_step(alone, policy, batch, GradientsTaken(optimizer, along), first=True)
+            take = GradientsTaken(optimizer, lambda gradients: found.append(-_dot(direction, gradients)))  # noqa: B023
+            optimizer_step(alone, policy, batch, take, first=True)
+        groups[group] = found[-1]
     return Influences(groups, momentum, decay, isinstance(optimizer.torch, torch.optim.AdamW))
 
 
-def _answer_gradient(policy: Policy, asked: Batch, count: int) -> list[Tensor]:
-    """The gradient of the answer's log-probability by each of the optimizer's parameters (zeros for a critic's)."""
+def _answer_gradient(policy: Policy, asked: Batch) -> list[Tensor]:
+    """The gradient of the answer's log-probability by each of the policy's parameters, which come first among the
+    optimizer's."""
     parameters = policy.parameters()
-    for parameter in parameters:
-        parameter.grad = None
     policy.compute_logprobs(asked.to(policy.device)).logprobs.sum().backward()  # type: ignore[no-untyped-call]
     taken = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = None
-    return taken[:count]
+    return taken
 
 
-def _weighted(optimizer: Optimizer, answer: Tensors, gradients: Tensors) -> list[Tensor]:
-    """The answer's gradient times the optimizer's scale of each weight; at the end what momentum and decay change."""
+def _weighted(optimizer: Optimizer, answer: Tensors, gradients: Tensors) -> tuple[list[Tensor], float, float]:
+    """The answer's gradient times the optimizer's scale of each weight, and what momentum and decay change."""
     clip = _clip(optimizer, gradients)
     options = {id(p): group for group in optimizer.torch.param_groups for p in group["params"]}
     momentum, decay = 0.0, 0.0
@@ -134,7 +139,7 @@ def _weighted(optimizer: Optimizer, answer: Tensors, gradients: Tensors) -> list
             momentum -= beta1 * _dot([scale], [state["exp_avg"]])
         decay -= rate * group["weight_decay"] * _dot([own], [parameter.detach()])
         direction.append(scale.mul_((1 - beta1) * clip))
-    return [*direction, torch.tensor(momentum), torch.tensor(decay)]
+    return direction, momentum, decay
 
 
 def _clip(optimizer: Optimizer, gradients: Tensors) -> float:

@@ -22,10 +22,15 @@ def print_why(found: Why, console: Console) -> None:
     console.table("log-probability in nats", ("after steps", "answer", "change"), rows)
     parts = found.parts
     console.say(
-        f"step {found.step + 1} changed it by {found.real:+.3g}; by first order {found.expected:+.3g}: "
+        f"step {found.step + 1} changed it by {found.real:+.3g}; by first order {parts.total:+.3g}: "
         f"{sum(parts.groups.values()):+.3g} by its {len(parts.groups)} groups, {parts.momentum:+.3g} by the momentum "
         f"of steps before, {parts.decay:+.3g} by weight decay"
     )
+    if found.optimizer_steps > 1:
+        console.say(
+            f"that was {found.optimizer_steps} optimizer steps, which are split as if they were one: read the order "
+            "of the groups, not the numbers"
+        )
     if not parts.preconditioned:
         console.say("the optimizer scales gradients in a way that is not known here: read the order, not the numbers")
     for title, groups in (
@@ -43,17 +48,18 @@ def _row(group: Group) -> tuple[str, ...]:
 
 
 def as_json(found: Why) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Everything, for programs; steps count from 0, as in metrics.jsonl."""
     return {
         "example": found.example.id,
         "answer": found.example.references[0],
         "tokens": found.tokens,
         "points": [{"steps": point.steps, "logprob": point.logprob} for point in found.points],
-        "step": found.step + 1,
+        "step": found.step,
         "change": found.real,
-        "first_order": found.expected,
+        "first_order": found.parts.total,
         "momentum": found.parts.momentum,
         "decay": found.parts.decay,
+        "optimizer_steps": found.optimizer_steps,
         "preconditioned": found.parts.preconditioned,
         "groups": [vars(group) for group in found.groups],
     }

@@ -17,12 +17,11 @@ from lmgym.experiments.why.influence import Influences, check_split, influences
 from lmgym.logs.console import Console
 from lmgym.models.policy import Policy
 from lmgym.training.checkpoints import checkpoint
-from lmgym.training.loop import advance, collate_step
+from lmgym.training.loop import advance
 from lmgym.training.machine import choose_machine
 from lmgym.training.setup import load_data, load_weights
 from lmgym.training.stage import StageRun
 from lmgym.types import Episode, Example
-from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update
 
 
@@ -48,7 +47,8 @@ class Group:
 @dataclass(frozen=True)
 class Why:
     """What moved an answer: its `points` over the checkpoints, and of one `step` (counted from 0) the groups, those
-    that raised it most first. `real` is the change that the step really made, `expected` the one of first order."""
+    that raised it most first. `real` is the change that the step really made, `parts.total` the one of first order, as
+    if its `optimizer_steps` were one."""
 
     example: Example
     tokens: int
@@ -57,10 +57,7 @@ class Why:
     groups: list[Group]
     parts: Influences
     real: float
-
-    @property
-    def expected(self) -> float:
-        return self.parts.total
+    optimizer_steps: int
 
 
 def why(
@@ -93,7 +90,8 @@ def why(
     if sentence := begin.sentence(records):
         console.say(sentence)
     groups, parts, real = _split(question, begin, asked)
-    return Why(asked, tokens, points, begin.step, groups, parts, real)
+    optimizer_steps = config.stages[stage].algorithm.optimizer_steps
+    return Why(asked, tokens, points, begin.step, groups, parts, real, optimizer_steps)
 
 
 def _policies(question: Question, taken: int) -> Iterator[tuple[int, Policy]]:
@@ -129,12 +127,7 @@ def before_update(question: Question, begin: Start) -> Iterator[tuple[StageRun, 
         steps = Steps(stage, question.folder, range(begin.at, begin.step + 1), judge=False)
         for number in range(begin.at, begin.step):
             steps.take(number)
-        episodes, frozen = steps.episodes(begin.step), stage.frozen_models.models
-        yield (
-            stage,
-            episodes,
-            prepare(collate_step(stage, episodes, begin.step), stage.run.policy, frozen, stage.algorithm),
-        )
+        yield (stage, *steps.prepared(begin.step))
 
 
 def _split(question: Question, begin: Start, asked: Example) -> tuple[list[Group], Influences, float]:

@@ -80,8 +80,10 @@ def lost_updates(policy: Policy, vllm: Vllm) -> str:
     remedy = vllm.instead_of_rounding(policy)
     if not remedy or not lora.has_adapter(policy.model) or policy.rounded is not None:
         return ""
+    if policy.skeleton is None:  # weights that ranks share out are rounded to nearest only
+        remedy = f"write policy.rounding: stochastic, or {remedy}"
     return (
         "engine: vLLM gets the adapters merged into the weights; where it holds these in bf16, an update of less than "
         "0.2 % of a weight is rounded away, and it samples with less than the adapters have learned; "
-        f"write policy.rounding: stochastic, or {remedy} (docs/engines.md)"
+        f"{remedy} (docs/engines.md)"
     )

@@ -61,14 +61,11 @@ def endpoint_judge(
     Raises LmgymError if the endpoint fails for the first `concurrency` requests.
 
     Example: endpoint_judge(["4"], [example], base_url="http://localhost:8000/v1", model="judge") -> [1.0]"""
-    endpoint = judge_endpoint(
-        "endpoint_judge", base_url, model, key_variable, options, seconds=seconds, wait=wait, retries=retries
-    )
+    amounts = {"seconds": seconds, "wait": wait, "retries": retries}
+    endpoint = judge_endpoint("endpoint_judge", base_url, model, key_variable, options, concurrency, **amounts)
     check_template("endpoint_judge", template)
     if (read == "number" and not lowest < highest) or highest <= 0:
         raise LmgymError(f"key 'rewards.endpoint_judge.highest' is {highest}; it must be above 0 and above {lowest}")
-    if concurrency < 1:
-        raise LmgymError(f"key 'rewards.endpoint_judge.concurrency' must be at least 1, not {concurrency}")
     # Write one conversation per answer; send each distinct one once.
     conversations = []
     for text, example in zip(texts, examples, strict=True):
@@ -121,7 +118,13 @@ def _unread(endpoint: Endpoint, example: Example, expected: str, reply: str) -> 
 
 
 def judge_endpoint(
-    reward: str, base_url: str, model: str, key_variable: str | None, options: dict[str, Any] | None, **amounts: Any
+    reward: str,
+    base_url: str,
+    model: str,
+    key_variable: str | None,
+    options: dict[str, Any] | None,
+    concurrency: int,
+    **amounts: Any,
 ) -> Endpoint:
     """The endpoint of a reward of this name. Raises LmgymError for an address, a key or an amount that cannot be."""
     prefix = f"key 'rewards.{reward}"
@@ -130,6 +133,8 @@ def judge_endpoint(
         if not (amount >= 0 and math.isfinite(amount)) or (name == "seconds" and amount == 0):
             bound = "above" if name == "seconds" else "at least"
             raise LmgymError(f"{prefix}.{name}' is {amount}; it must be {bound} 0")
+    if concurrency < 1:
+        raise LmgymError(f"{prefix}.concurrency' must be at least 1, not {concurrency}")
     key = read_key(key_variable, f"{prefix}.key_variable'")
     asked = {"temperature": 0, **(options or {})}
     return Endpoint(f"reward '{reward}'", base_url.rstrip("/"), model, key, asked, **amounts)

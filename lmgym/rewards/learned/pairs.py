@@ -67,10 +67,8 @@ def endpoint_pairs(
     Example: endpoint_pairs([["4", "5", "4"]], [example], base_url="http://localhost:8000/v1", model="judge")
     -> [[0.75, 0.25, 0.75]]"""
     amounts = {"seconds": seconds, "wait": wait, "retries": retries}
-    endpoint = judge_endpoint("endpoint_pairs", base_url, model, key_variable, options, **amounts)
+    endpoint = judge_endpoint("endpoint_pairs", base_url, model, key_variable, options, concurrency, **amounts)
     check_template("endpoint_pairs", template)
-    if concurrency < 1:
-        raise LmgymError(f"key 'rewards.endpoint_pairs.concurrency' must be at least 1, not {concurrency}")
     asked = asked_pairs("endpoint_pairs", texts, examples, against, opponents, order)
     questions = [question(system, template, examples[number], order) for number, order in asked]
     judge = PatientJudge(endpoint, max(min(concurrency, len(questions)), 1), ask_endpoint)

@@ -60,11 +60,10 @@ def endpoint_ranking(
     Example: endpoint_ranking([["4", "5", "4"]], [example], base_url="http://localhost:8000/v1", model="judge")
     -> [[1.0, 0.0, 1.0]]"""
     amounts = {"seconds": seconds, "wait": wait, "retries": retries}
-    endpoint = judge_endpoint("endpoint_ranking", base_url, model, key_variable, options, **amounts)
+    endpoint = judge_endpoint("endpoint_ranking", base_url, model, key_variable, options, concurrency, **amounts)
     check_template("endpoint_ranking", template)
-    for name, amount in (("repeats", repeats), ("concurrency", concurrency)):
-        if amount < 1:
-            raise LmgymError(f"key 'rewards.endpoint_ranking.{name}' must be at least 1, not {amount}")
+    if repeats < 1:
+        raise LmgymError(f"key 'rewards.endpoint_ranking.repeats' must be at least 1, not {repeats}")
     # 1. One question for each group with something to compare, and repeat.
     asked = [
         (number, shown)

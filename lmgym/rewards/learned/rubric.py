@@ -4,7 +4,6 @@ example's data. One rubric, two kinds of judges: a local model, or a chat endpoi
 from collections.abc import Sequence
 from typing import Any
 
-from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.processes.pool import Failure
 from lmgym.rewards.learned.choices import YES_NO, Judge, LocalJudge, Question
@@ -89,9 +88,7 @@ def endpoint_rubric(
     Example: endpoint_rubric(["4"], [example], base_url="http://localhost:8000/v1", model="judge",
     criteria=["Is it even?"]) -> [0.97]"""
     amounts = {"seconds": seconds, "wait": wait, "retries": retries}
-    endpoint = judge_endpoint("endpoint_rubric", base_url, model, key_variable, options, **amounts)
-    if concurrency < 1:
-        raise LmgymError(f"key 'rewards.endpoint_rubric.concurrency' must be at least 1, not {concurrency}")
+    endpoint = judge_endpoint("endpoint_rubric", base_url, model, key_variable, options, concurrency, **amounts)
     judge = EndpointJudge(endpoint, concurrency)
     return _values("endpoint_rubric", judge, texts, examples, criteria, column, template, system)
 
