@@ -81,7 +81,7 @@ def one_run(form: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     for row in rows:
         if row["kind"] == "train":
             seconds += row["seconds"]
-            curve["reward"].append(row[METRIC])
+            curve["reward"].append(row["reward"])
         elif row["split"] == "validation":
             curve["steps"].append(row["step"])
             curve["seconds"].append(seconds)

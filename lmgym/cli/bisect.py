@@ -31,13 +31,13 @@ def run(given: argparse.Namespace) -> None:
         check_is_run(Path(given.other))
         parting = find_parting(folder, Path(given.other))
         tree: Any = asdict(parting)
-        sentences = parting_sentences(folder, Path(given.other), parting)
+        sentences = [*parting_sentences(folder, Path(given.other), parting)]
     else:
         change = find_change(folder, given.metric, given.stage)
         tree = None if change is None else asdict(change) | {"findings": [one.as_json() for one in change.findings]}
-        sentences = change_sentences(folder, given.metric, change)
+        sentences = [*change_sentences(folder, given.metric, change)]
     if given.json:
-        print(json_text(tree), end="")
+        print(json_text(tree and {**tree, "said": sentences}), end="")
         return
     with Console() as console:
         for sentence in sentences:

@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several = "really take so many steps under both recipes, with the same seeds, and compare the curves"
     parser.add_argument("--try", dest="count", metavar="N", type=int, help=several)
     parser.add_argument("--stage", metavar="NAME", help="the stage; default: the last")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def run(given: argparse.Namespace) -> None:
@@ -29,15 +30,20 @@ def run(given: argparse.Namespace) -> None:
         raise LmgymError(f"what-if takes one run, and there is {words[0]} too; write changes as key=value")
     with quick_imports():
         from lmgym.experiments.what_if.question import ask
-        from lmgym.experiments.what_if.report import print_what_if
-        from lmgym.experiments.what_if.trial import print_trial, try_steps
+        from lmgym.experiments.what_if.report import as_json, print_what_if
+        from lmgym.experiments.what_if.trial import print_trial, trial_json, try_steps
         from lmgym.experiments.what_if.what_if import what_if
         from lmgym.logs.console import Console
+        from lmgym.logs.formatting import json_text
 
-    with Console() as console:
+    with Console(quiet=given.json) as console:
         step = None if given.step is None else given.step - 1
         question = ask(folder, given.overrides, given.stage, samples=given.count is not None)
         if given.count is not None:
-            print_trial(try_steps(question, step, given.count, console), console)
+            trial = try_steps(question, step, given.count, console)
+            print_trial(trial, console)
         else:
-            print_what_if(what_if(question, step, console), console)
+            result = what_if(question, step, console)
+            print_what_if(result, console)
+    if given.json:
+        print(json_text(as_json(result) if given.count is None else trial_json(trial)), end="")

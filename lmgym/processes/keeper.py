@@ -40,11 +40,9 @@ class Outcome:
 class Program:
     """A program that runs. `ended` is called with its Outcome, in a thread, after all it had started is gone.
 
-    At most `output` bytes are read of what it writes, the last `KEPT` of each kind are kept.
+    At most `output` bytes are read of what it writes, the last `kept` of each kind are kept.
 
     Example: Program(["bash", "-c", "echo $A"], {"A": "1"}, b"{}", output=2**20, ended=outcomes.put)"""
-
-    KEPT = 2**16
 
     def __init__(
         self,
@@ -53,6 +51,7 @@ class Program:
         given: bytes,
         output: int,
         ended: Callable[[Outcome], None],
+        kept: int = 2**16,
     ) -> None:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         far_end, self._pipe = os.pipe()
@@ -72,6 +71,7 @@ class Program:
         finally:
             os.close(far_end)
         self._lock, self._left, self._ended = threading.Lock(), output, ended
+        self._kept, self._tails = kept, (bytearray(), bytearray())
         threading.Thread(target=self._watch, name="program", daemon=True).start()
 
     def end(self) -> None:
@@ -85,22 +85,25 @@ class Program:
         """Wait until the keeper is gone; call `end` before."""
         self._process.wait()
 
+    def last_error_line(self) -> str:
+        """What it has written last to its standard error, so far."""
+        return bytes(self._tails[1]).decode(errors="replace").strip().rpartition("\n")[2]
+
     def _watch(self) -> None:
-        tails = [bytearray(), bytearray()]
-        other = threading.Thread(target=self._read, args=(self._process.stderr, tails[1]), daemon=True)
+        other = threading.Thread(target=self._read, args=(self._process.stderr, self._tails[1]), daemon=True)
         other.start()
-        self._read(self._process.stdout, tails[0])
+        self._read(self._process.stdout, self._tails[0])
         other.join()
         status = self._process.wait()
         self.end()
-        output, errors = (bytes(tail).decode(errors="replace") for tail in tails)
+        output, errors = (bytes(tail).decode(errors="replace") for tail in self._tails)
         self._ended(Outcome(status, output, errors, self._left < 0))
 
     def _read(self, pipe: object, tail: bytearray) -> None:
         with pipe:  # type: ignore[attr-defined]
             while piece := os.read(pipe.fileno(), 2**16):  # type: ignore[attr-defined]
                 tail += piece
-                del tail[: -self.KEPT]
+                del tail[: -self._kept]
                 with self._lock:
                     self._left -= len(piece)
                 if self._left < 0:

@@ -1,4 +1,4 @@
-"""The server of `lmgym view`: the page, its data, searches in the background, and notes. Loopback only."""
+"""The server of `lmgym view`: page, data, notes, and searches and questions in the background. Loopback only."""
 
 import asyncio
 import json
@@ -12,6 +12,7 @@ from lmgym.logs.formatting import json_bytes
 from lmgym.viewer.addresses import UnknownAddress, run_of, tree_at
 from lmgym.viewer.guard import Guard
 from lmgym.viewer.notes import write_note
+from lmgym.viewer.questions import Question
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.search import Search
 
@@ -40,7 +41,7 @@ def application(runs: Sequence[RunRecords]) -> Any:
         from starlette.routing import Route
     except ImportError as error:
         raise LmgymError(NEEDED) from error
-    files, searches = page_files(), dict[str, Search]()
+    files, searches, questions = page_files(), dict[str, Search](), dict[str, Question]()
 
     def answer(tree: Any, status: int = 200) -> Response:
         return Response(json_bytes(tree), status, media_type="application/json")
@@ -75,15 +76,28 @@ def application(runs: Sequence[RunRecords]) -> Any:
         searches[search.key] = search
         return search.tree()
 
-    def search_tree(path: Any, _: Any) -> Any:
-        if path["key"] not in searches:
-            raise UnknownAddress("this search is over, or was never begun")
-        return searches[path["key"]].tree()
+    def begin_question(_: Any, body: dict[str, Any]) -> Any:
+        question = Question(run_of(runs, str(body["run"])), body)
+        for key in list(questions):  # one model at a time in the memory of this machine
+            questions.pop(key).cancel()
+        questions[question.key] = question
+        return question.tree()
 
-    def end_search(path: Any, _: Any) -> Any:
-        if search := searches.get(path["key"]):
-            search.cancel()
-        return {}
+    def tree_of(begun: Any) -> Any:
+        def tree(path: Any, _: Any) -> Any:
+            if path["key"] not in begun:
+                raise UnknownAddress("this was ended by a newer one, or was never begun")
+            return begun[path["key"]].tree()
+
+        return guarded(tree)
+
+    def end_of(begun: Any) -> Any:
+        def end(path: Any, _: Any) -> Any:
+            if one := begun.get(path["key"]):
+                one.cancel()
+            return {}
+
+        return guarded(end)
 
     def note(path: Any, body: dict[str, Any]) -> Any:
         run = run_of(runs, path["run"])
@@ -96,8 +110,11 @@ def application(runs: Sequence[RunRecords]) -> Any:
             Route("/", lambda request: file_of("index.html")),
             Route("/page/{name}", lambda request: file_of(request.path_params["name"])),
             Route("/data/searches", guarded(_known(begin_search)), methods=["POST"]),
-            Route("/data/searches/{key}", guarded(search_tree), methods=["GET"]),
-            Route("/data/searches/{key}", guarded(end_search), methods=["DELETE"]),
+            Route("/data/searches/{key}", tree_of(searches), methods=["GET"]),
+            Route("/data/searches/{key}", end_of(searches), methods=["DELETE"]),
+            Route("/data/questions", guarded(_known(begin_question)), methods=["POST"]),
+            Route("/data/questions/{key}", tree_of(questions), methods=["GET"]),
+            Route("/data/questions/{key}", end_of(questions), methods=["DELETE"]),
             Route("/data/runs/{run}/notes", guarded(_known(note)), methods=["POST"]),
             Route("/data/{address:path}", guarded(lambda path, _: tree_at(runs, path["address"])), methods=["GET"]),
         ]

@@ -5,7 +5,8 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lmgym.viewer.guard import Guard
 from lmgym.viewer.runs import open_runs
 from lmgym.viewer.server import application, bound, server_of
 from lmgym.viewer.single_file import write_file
+from tests import runs
 from tests.viewer.sample_runs import (
     FORMULAS,
     HOSTILE,
@@ -156,8 +158,15 @@ def strange_run(folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def server(folders: dict[str, Path]) -> Iterator[str]:
     pytest.importorskip("uvicorn", reason="needs lmgym[view]")
+    with served(list(folders.values())) as address:
+        yield address
+
+
+@contextmanager
+def served(folders: Sequence[Path]) -> Iterator[str]:
+    """The address of a server of these runs, while the body runs."""
     listening = bound(0)
-    guard = Guard(application(open_runs(list(folders.values()))), listening.getsockname()[1])
+    guard = Guard(application(open_runs(folders)), listening.getsockname()[1])
     serving = server_of(guard)
     thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
@@ -166,18 +175,24 @@ def server(folders: dict[str, Path]) -> Iterator[str]:
     thread.join(10)
 
 
+def opened(browser: Any, address: str, begins: str = "#/run/0/about") -> Page:
+    """The page of a server, at its curves; it begins elsewhere."""
+    page = Page(browser)
+    page.size(1280, 900)
+    browser.get("about:blank")  # so that the page is loaded anew
+    browser.get(address)
+    page.base = address.split("#")[0]
+    page.at(begins)
+    page.open("#/")
+    page.problems()
+    return page
+
+
 @pytest.fixture
 def page(browser: Any, server: str) -> Iterator[Page]:
-    opened = Page(browser)
-    opened.size(1280, 900)
-    browser.get("about:blank")  # so that the page is loaded anew
-    browser.get(server)
-    opened.base = server.split("#")[0]
-    opened.at("#/runs")  # where a reader of several runs begins
-    opened.open("#/")
-    opened.problems()
-    yield opened
-    assert opened.problems() == []
+    page = opened(browser, server, "#/runs")  # where a reader of several runs begins
+    yield page
+    assert page.problems() == []
 
 
 def test_a_click_leads_from_a_curve_to_a_token_and_back_leads_back(page: Page) -> None:
@@ -649,7 +664,8 @@ def test_every_view_fits_its_width(page: Page, width: int) -> None:
     views = ["", "runs", "run/0/about", "run/0/step/0/5", "run/0/step/0/5?list=table", "run/5/step/0/0",
              "run/1/group/0/1/0", "run/1/answer/train/0/1/0?token=0.60", "run/0/held-out",
              "run/3/answer/train/0/0/0?formulas=1",
-             "run/0/prompt/validation/sums%2Fvalidation%2F0", "run/0/search", "run/0/notes", "pair/0/1"]  # fmt: skip
+             "run/0/prompt/validation/sums%2Fvalidation%2F0", "run/0/search", "run/0/notes", "run/0/ask/why",
+             "run/0/ask/what-if", "pair/0/1"]  # fmt: skip
     for view in views:
         page.open(f"#/{view}")
         wide = page.script("return document.documentElement.scrollWidth")
@@ -729,6 +745,37 @@ def test_searches_and_notes_through_the_page(page: Page, folders: dict[str, Path
     page.see("a good one")
 
 
+def test_a_changed_answer_leads_to_the_groups_that_moved_it(browser: Any, tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="needs lmgym[view]")
+    folder = runs.run(
+        tmp_path / "run", algorithm={"name": "grpo", "group_size": 4}, steps=2, checkpoint={"every": 1, "keep": 4},
+        logs={"traces": "all"}, evaluation={"every": 1, "examples": 2}, optimizer={"learning_rate": 1e-3, "warmup": 0},
+    )  # fmt: skip
+    with served([folder]) as address:
+        page = opened(browser, address)
+        page.open("#/run/0/held-out")
+        page.click(".row")
+        page.click(".moment a[href*='/ask/why']")
+        page.click("form button[type=submit]")
+        page.until(lambda: "answered in" in page.text)
+        page.see("by first order")
+        assert page.script("return document.querySelectorAll('figure circle').length") == 3
+        example = page.script("return document.querySelector('.grid tr.opens td:nth-child(3)').innerText")
+        page.click(".grid tr.opens")
+        page.until(lambda: page.address.startswith("#/run/0/group/0/"))
+        page.see(example)
+        page.open("#/run/0/step/0/1")
+        page.click("h1 a[href*='/ask/what-if']")
+        page.write("form input", "optimizer.learning_rate=1e-9")
+        page.click("form button[type=submit]")
+        page.until(lambda: "the gradient is the same, bit for bit" in page.text)
+        page.open("#/")
+        page.click("a[href*='/ask/bisect']")
+        page.click("form button[type=submit]")
+        page.see("a change needs 10 or more")
+        assert page.problems() == []
+
+
 def test_a_file_opens_from_disk_and_asks_for_nothing(page: Page, folders: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "runs.html"
     write_file(open_runs([folders[name] for name in ("hostile", "live", "formulas")]), path, megabytes=5)
@@ -745,6 +792,8 @@ def test_a_file_opens_from_disk_and_asks_for_nothing(page: Page, folders: dict[s
     assert page.script("return document.querySelectorAll('.reading mfrac').length") > 0
     page.open("#/run/1/search")
     page.see("A file cannot search")
+    page.open("#/run/1/ask/why")
+    page.see("A file cannot compute")
     events = [json.loads(entry["message"])["message"] for entry in page.driver.get_log("performance")]
     asked = {event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"}
     assert {url.split("#")[0] for url in asked} <= {path.as_uri(), "data:,"}

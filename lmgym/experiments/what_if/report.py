@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
 
 from lmgym.experiments.what_if.difference import AnswerChange, Direction, StepDifference
 from lmgym.experiments.what_if.what_if import WhatIf
@@ -27,6 +29,20 @@ def print_what_if(result: WhatIf, console: Console) -> None:
         console.table("the answers that change most", ("answer", "text", "score", "mean advantage"), rows)
     for sentence in conclusion(difference):
         console.say(sentence)
+
+
+def as_json(result: WhatIf) -> dict[str, Any]:
+    """Everything, for programs; stages and steps count from 0, as in metrics.jsonl."""
+    tree: dict[str, Any] = {"stage": result.question.stage, "step": result.begin.step, "said": [*introduction(result)]}
+    tree |= {"changes": result.question.changes, "unlike": result.unlike, "compared": result.compared}
+    if (difference := result.difference) is None:
+        return tree
+    tree["said"] += conclusion(difference)
+    names = ("gradient", "moved", "effective", "losses")
+    tree |= {name: value for name, value in asdict(difference).items() if name in names}
+    tree["numbers"] = [list(row) for row in _numbers(difference)]
+    changed = sorted(difference.answers, key=_size, reverse=True)
+    return tree | {"answers": [asdict(one) | {"flips": one.flips} for one in changed]}
 
 
 def introduction(result: WhatIf) -> Iterator[str]:

@@ -2,9 +2,10 @@
 from one state, with the same prompts and the same random numbers, so that the two are paired."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean as mean
+from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.compared_tables import print_differences
@@ -114,6 +115,23 @@ def print_trial(trial: Trial, console: Console) -> None:
         print_differences(
             f"B - A, held-out prompts after step {last} [95% interval]", trial.held_out, trial.better, console
         )
+
+
+def trial_json(trial: Trial) -> dict[str, Any]:
+    """Everything, for programs; stages and steps count from 0, as in metrics.jsonl. A curve is a list of
+    [step, as it was, what if]."""
+    question = trial.question
+    return {
+        "stage": question.stage,
+        "step": trial.begin.step,
+        "count": trial.count,
+        "changes": question.changes,
+        "curves": {
+            name: [(step, one[step], other.get(step)) for step in one] for name, (one, other) in trial.curves.items()
+        },
+        "paired": {name: asdict(one) for name, one in trial.paired.items()},
+        "held_out": {name: asdict(one) for name, one in trial.held_out.items()},
+    }
 
 
 def _go_to(stage: StageRun, folder: Path, begin: Start) -> None:

@@ -1,5 +1,6 @@
 """What `lmgym why` prints and writes."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from lmgym.experiments.why.why import Group, Why
@@ -20,25 +21,31 @@ def print_why(found: Why, console: Console) -> None:
         rows.append((str(point.steps), decimal(point.logprob), change))
         before = point.logprob
     console.table("log-probability in nats", ("after steps", "answer", "change"), rows)
-    parts = found.parts
-    console.say(
-        f"step {found.step + 1} changed it by {found.real:+.3g}; by first order {parts.total:+.3g}: "
-        f"{sum(parts.groups.values()):+.3g} by its {len(parts.groups)} groups, {parts.momentum:+.3g} by the momentum "
-        f"of steps before, {parts.decay:+.3g} by weight decay"
-    )
-    if found.optimizer_steps > 1:
-        console.say(
-            f"that was {found.optimizer_steps} optimizer steps, which are split as if they were one: read the order "
-            "of the groups, not the numbers"
-        )
-    if not parts.preconditioned:
-        console.say("the optimizer scales gradients in a way that is not known here: read the order, not the numbers")
+    for sentence in sentences(found):
+        console.say(sentence)
     for title, groups in (
         ("groups that raised it most", [one for one in found.groups if one.influence > 0][:SHOWN]),
         ("groups that lowered it most", [one for one in found.groups[::-1] if one.influence < 0][:SHOWN]),
     ):
         if groups:
             console.table(title, ("nats", "example", "scores", "an answer"), [_row(one) for one in groups])
+
+
+def sentences(found: Why) -> Iterator[str]:
+    """What the step did to the answer, and by what."""
+    parts = found.parts
+    yield (
+        f"step {found.step + 1} changed it by {found.real:+.3g}; by first order {parts.total:+.3g}: "
+        f"{sum(parts.groups.values()):+.3g} by its {len(parts.groups)} groups, {parts.momentum:+.3g} by the momentum "
+        f"of steps before, {parts.decay:+.3g} by weight decay"
+    )
+    if found.optimizer_steps > 1:
+        yield (
+            f"that was {found.optimizer_steps} optimizer steps, which are split as if they were one: read the order "
+            "of the groups, not the numbers"
+        )
+    if not parts.preconditioned:
+        yield "the optimizer scales gradients in a way that is not known here: read the order, not the numbers"
 
 
 def _row(group: Group) -> tuple[str, ...]:
@@ -54,6 +61,7 @@ def as_json(found: Why) -> dict[str, Any]:
         "answer": found.example.references[0],
         "tokens": found.tokens,
         "points": [{"steps": point.steps, "logprob": point.logprob} for point in found.points],
+        "stage": found.stage,
         "step": found.step,
         "change": found.real,
         "first_order": found.parts.total,
@@ -61,5 +69,6 @@ def as_json(found: Why) -> dict[str, Any]:
         "decay": found.parts.decay,
         "optimizer_steps": found.optimizer_steps,
         "preconditioned": found.parts.preconditioned,
+        "said": [*sentences(found)],
         "groups": [vars(group) for group in found.groups],
     }

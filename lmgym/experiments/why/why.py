@@ -35,9 +35,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Group:
-    """A group of the step: its prompt's example, its answers with their scores, and by how much (nats) it moved the
-    answer that was asked about. Example: Group("arithmetic/train/7", ["8", "9"], [1.0, 0.0], 0.013)"""
+    """A group of the step: its number there, its prompt's example, its answers with their scores, and by how much
+    (nats) it moved the answer that was asked about. Example: Group(3, "arithmetic/train/7", ["8", "9"], [1.0, 0.0],
+    0.013)"""
 
+    number: int
     example: str
     answers: list[str]
     scores: list[float | None]
@@ -46,13 +48,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Why:
-    """What moved an answer: its `points` over the checkpoints, and of one `step` (counted from 0) the groups, those
-    that raised it most first. `real` is the change that the step really made, `parts.total` the one of first order, as
-    if its `optimizer_steps` were one."""
+    """What moved an answer: its `points` over the checkpoints, and of one `step` of a `stage` (both counted from 0)
+    the groups, those that raised it most first. `real` is the change that the step really made, `parts.total` the one
+    of first order, as if its `optimizer_steps` were one."""
 
     example: Example
     tokens: int
     points: list[Point]
+    stage: int
     step: int
     groups: list[Group]
     parts: Influences
@@ -91,7 +94,7 @@ def why(
         console.say(sentence)
     groups, parts, real = _split(question, begin, asked)
     optimizer_steps = config.stages[stage].algorithm.optimizer_steps
-    return Why(asked, tokens, points, begin.step, groups, parts, real, optimizer_steps)
+    return Why(asked, tokens, points, stage, begin.step, groups, parts, real, optimizer_steps)
 
 
 def _policies(question: Question, taken: int) -> Iterator[tuple[int, Policy]]:
@@ -148,7 +151,7 @@ def _groups(episodes: Sequence[Episode], parts: Influences) -> list[Group]:
     for number, influence in parts.groups.items():
         own = [episode for episode in episodes if episode.group == number and episode.selected]
         scores = [episode.score if episode.judged else None for episode in own]
-        found.append(Group(own[0].example.id, [episode.text for episode in own], scores, influence))
+        found.append(Group(number, own[0].example.id, [episode.text for episode in own], scores, influence))
     return sorted(found, key=lambda group: group.influence, reverse=True)
 
 

@@ -114,7 +114,7 @@ export async function curvesView({runs, go, query, setQuery}) {
   draw();
   return {
     title: "curves",
-    node: h("section", {}, h("h1", {class: "unseen"}, "curves"), h("div", {class: "bar"}, box, chosen, log, average, whole, h("button", {onclick: save, title: "what the charts show, as a table"}, "save as CSV"), h("span", {class: "grow"}), h("span", {class: "quiet"}, "click a curve to open its step; drag to see some steps only")), marks, grid, h("p", {}, more)),
+    node: h("section", {}, h("h1", {class: "unseen"}, "curves"), h("div", {class: "bar"}, box, chosen, log, average, whole, h("button", {onclick: save, title: "what the charts show, as a table"}, "save as CSV"), h("span", {class: "grow"}), link(`#/run/0/ask/bisect?metric=${encodeURIComponent(box.value.trim())}`, "when did it change?"), h("span", {class: "quiet"}, "click a curve to open its step; drag to see some steps only")), marks, grid, h("p", {}, more)),
     keys: {j: () => step(1), k: () => step(-1), l: openCursor, Enter: openCursor, "/": () => box.focus(), Escape: () => zoom(null, null)},
     help: [["j k", "next, previous step"], ["l", "open the step"], ["Esc", "all steps"]],
     update: async () => {

@@ -62,7 +62,7 @@ export async function promptView({run, parts, query, setQuery}) {
       const to = `#/run/${run.number}/answer/evaluation/${answer.stage}/${answer.step}/${answer.index}/${split}`;
       items.push(h("article", {class: same ? "moment same" : "moment"},
         h("header", {}, link(to, `stage ${counted(answer.stage)}, after step ${answer.step}`), h("b", {class: "score"}, scoreText(answer.score)),
-          Object.entries(answer.reward_components).map(([name, value]) => h("span", {class: "quiet"}, `${name} ${number(value)}`)), h("span", {class: "quiet"}, answer.stops.at(-1) ?? "")),
+          Object.entries(answer.reward_components).map(([name, value]) => h("span", {class: "quiet"}, `${name} ${number(value)}`)), h("span", {class: "quiet"}, answer.stops.at(-1) ?? ""), answer.texts.length === 1 ? link(`#/run/${run.number}/ask/why?${new URLSearchParams({example: tree.example.id, answer: answer.texts[0], stage: answer.stage})}`, "why?") : null),
         same ? h("p", {class: "quiet"}, "the same text") : differenceBlock(earlier, whole(answer))));
     });
     steps.replaceChildren(...items);

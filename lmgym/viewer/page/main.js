@@ -8,12 +8,13 @@ import {groupView} from "./group.js";
 import {heldOutView, promptView} from "./heldout.js";
 import {notesView} from "./notes.js";
 import {pairView} from "./pair.js";
+import {questionsView} from "./questions.js";
 import {runsView} from "./runs.js";
 import {searchView} from "./search.js";
 import {get, isFile, leftOut, takeToken} from "./source.js";
 import {stepView} from "./step.js";
 
-const VIEWS = {"about": aboutView, "step": stepView, "group": groupView, "answer": answerView, "held-out": heldOutView, "prompt": promptView, "search": searchView, "notes": notesView};
+const VIEWS = {"about": aboutView, "step": stepView, "group": groupView, "answer": answerView, "held-out": heldOutView, "prompt": promptView, "search": searchView, "notes": notesView, "ask": questionsView};
 const LIVE = 2000; // ms between two looks for what is new
 const KEYS = [["h", "back up"], ["/", "filter or search"], ["?", "this list"], ["Esc", "leave a field"]];
 
@@ -89,7 +90,7 @@ function head(parts) {
   top_.replaceChildren(
     h("a", {class: "brand", href: runs.length > 1 ? "#/runs" : `${here}/about`}, "lmgym"),
     h("span", {class: "run-name", title: runs[number]?.folder}, parts[0] === "run" || runs.length === 1 ? runs[number]?.name ?? "" : ""),
-    h("nav", {}, runs.length > 1 ? tab("#/runs", "runs", parts[0] === "runs") : null, tab(`${here}/about`, "overview", parts[2] === "about"), tab("#/", "curves", !parts.length), tab(`${here}/held-out`, "held-out", ["held-out", "prompt"].includes(parts[2])), tab(`${here}/search`, "search", parts[2] === "search"), tab(`${here}/notes`, "notes", parts[2] === "notes"), runs.length > 1 ? tab("#/pair/0/1", "two runs", parts[0] === "pair") : null),
+    h("nav", {}, runs.length > 1 ? tab("#/runs", "runs", parts[0] === "runs") : null, tab(`${here}/about`, "overview", parts[2] === "about"), tab("#/", "curves", !parts.length), tab(`${here}/held-out`, "held-out", ["held-out", "prompt"].includes(parts[2])), tab(`${here}/search`, "search", parts[2] === "search"), tab(`${here}/notes`, "notes", parts[2] === "notes"), tab(`${here}/ask/why`, "questions", parts[2] === "ask"), runs.length > 1 ? tab("#/pair/0/1", "two runs", parts[0] === "pair") : null),
     live, h("button", {class: "plain", onclick: theme, title: "light or dark"}, "◐"), h("button", {class: "plain", onclick: help, title: "keys (?)"}, "?"));
   if (!parts.length) main.prepend(...[runsBar(runs), isFile ? h("p", {class: "warning"}, leftOut) : null].filter(Boolean));
 }

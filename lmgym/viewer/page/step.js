@@ -158,7 +158,7 @@ export async function stepView({run, parts, query, go, setQuery}) {
   let [before, after] = tree.neighbours;
   const heading = h("h1");
   const around = (place, sign) => (place ? link(`${here}/step/${place.join("/")}`, sign) : h("span", {class: "quiet"}, sign));
-  const head = () => heading.replaceChildren(around(before, "‹"), ` step ${counted(step)} of ${tree.stage_name || `stage ${counted(stage)}`} `, around(after, "›"));
+  const head = () => heading.replaceChildren(around(before, "‹"), ` step ${counted(step)} of ${tree.stage_name || `stage ${counted(stage)}`} `, around(after, "›"), " ", link(`${here}/ask/what-if?stage=${stage}&step=${counted(step)}`, "what if?"));
   const node = h("section", {class: "filling"},
     heading,
     h("p", {class: "facts"}, SUMMARY.filter((name) => name in tree.metrics).map((name) => h("span", {}, `${name} `, h("b", {}, short(tree.metrics[name]))))),
