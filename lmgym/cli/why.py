@@ -13,6 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt = "another prompt, in place of the last message of the example's"
     parser.add_argument("--prompt", metavar="TEXT", help=prompt)
     parser.add_argument("--answer", metavar="TEXT", help="the answer; default: the example's first reference")
+    token = "one token of the answer, counted from 1; default: all of them"
+    parser.add_argument("--token", metavar="N", type=int, help=token)
     step = "the step to split into groups, counted from 1; default: where the answer changed most"
     parser.add_argument("--step", metavar="N", type=int, help=step)
     parser.add_argument("--stage", metavar="NAME", help="the stage; default: the last")
@@ -34,7 +36,8 @@ def run(given: argparse.Namespace) -> None:
 
     step = None if given.step is None else given.step - 1
     with Console(quiet=given.json) as console:
-        found = why(ask(folder, [], given.stage), given.example, given.prompt, given.answer, step, console)
+        question = ask(folder, [], given.stage)
+        found = why(question, given.example, given.prompt, given.answer, step, given.token, console)
         if given.json:
             print(json_text(as_json(found)), end="")
         else:

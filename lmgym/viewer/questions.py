@@ -75,7 +75,7 @@ def command(run: RunRecords, asked: Mapping[str, Any]) -> list[str]:
     if kind not in KINDS:
         raise LmgymError(f"a question is one of {', '.join(KINDS)}")
     given = {name: str(asked[name]) for name in ("example", "answer", "metric") if asked.get(name)}
-    given |= {name: str(int(asked[name])) for name in ("step", "try") if asked.get(name)}
+    given |= {name: str(int(asked[name])) for name in ("step", "try", "token") if asked.get(name)}
     stage = run.curves.stages.get(int(asked.get("stage", 0)), "")
     words = [kind, str(run.folder.absolute()), "--json", *([f"--stage={stage}"] if stage else [])]
     words += [f"--{name}={value}" for name, value in given.items()]

@@ -76,6 +76,22 @@ def test_groups_momentum_and_decay_add_up_to_what_a_small_step_does() -> None:
     assert found.groups[3] == 0.0  # equal scores teach nothing
 
 
+def test_tokens_add_up_to_the_answer() -> None:
+    """The gradient of a sum is the sum of the gradients. Each number is a float32 sum of half a million terms."""
+    policy, algorithm, batch, optimizer, asked = stand()
+    whole = influences(algorithm, policy, batch, optimizer, asked)
+    places = asked.actions.nonzero()
+    each = [
+        influences(algorithm, policy, batch, optimizer, asked.replace(actions=torch.zeros_like(asked.actions).index_put(
+            (place[:1], place[1:]), torch.tensor(True))))
+        for place in places
+    ]  # fmt: skip
+    assert len(each) == 2
+    for group, influence in whole.groups.items():
+        assert sum(one.groups[group] for one in each) == pytest.approx(influence, rel=1e-4, abs=1e-9)
+    assert sum(one.momentum for one in each) == pytest.approx(whole.momentum, rel=1e-4)
+
+
 def test_the_group_that_gives_the_answer_raises_it_most() -> None:
     policy, algorithm, batch, optimizer, asked = stand()
     found = influences(algorithm, policy, batch, optimizer, asked)
@@ -138,11 +154,15 @@ def test_a_run_is_asked_where_its_answer_changed_most(run: Path, capsys: pytest.
     assert main(["why", str(run), "--prompt", "4 + 4", "--answer", "8"]) == 0
     out = capsys.readouterr().out
     assert "example asked, answer '8'" in out and "by first order" in out
+    assert main(["why", str(run), "--answer", "12", "--token", "2", "--step", "2"]) == 0
+    assert "answer '12' (its token '2')" in capsys.readouterr().out
 
 
 def test_what_cannot_be_asked_is_a_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the run's data have no example 'none'" in complaint(capsys, "why", run, "--example", "none")
     assert "say which answer is meant: --answer TEXT" in complaint(capsys, "why", run, "--prompt", "4 + 4")
+    said = complaint(capsys, "why", run, "--answer", "12", "--token", "9")
+    assert "--token is 9, and the answer has the tokens 1 to 3: '1', '2'" in said
     assert "has no step 9" in complaint(capsys, "why", run, "--step", "9")
     assert "prompt and answer have" in complaint(capsys, "why", run, "--answer", "8" * 200)
     other = runs.run(tmp_path / "dpo", algorithm="dpo", task=runs.GIVEN["dpo"], rewards=None, steps=1)

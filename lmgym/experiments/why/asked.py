@@ -4,6 +4,8 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
+import torch
+
 from lmgym.batch import Batch, collate
 from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
@@ -16,6 +18,7 @@ from lmgym.training.setup import make_actor
 from lmgym.types import Episode, Example
 
 MOST = 100_000  # examples that are searched for a name
+SHOWN = 20  # tokens of an answer in a message
 
 
 def asked_example(data: Data, stage: int, name: str | None, prompt: str | None, answer: str | None) -> Example:
@@ -33,15 +36,26 @@ def asked_example(data: Data, stage: int, name: str | None, prompt: str | None, 
     return replace(example, references=(found,), rated=(), steps=())
 
 
-def asked_batch(config: Config, policy: Policy, example: Example) -> Batch:
-    """The prompt and the answer as one row, as supervised training would read them, at temperature 1.
-    Raises LmgymError if they are longer than the model reads."""
+def asked_batch(config: Config, policy: Policy, example: Example, token: int | None = None) -> Batch:
+    """The prompt and the answer as one row, as supervised training would read them, at temperature 1; its actions are
+    the answer's tokens, or the one of this number, counted from 1. Raises LmgymError if the row is longer than the
+    model reads, and if the answer has no such token."""
     nobody: Any = None  # nothing is sampled
     turn = given_turn(example, example.references[0], make_actor(config.policy, policy, nobody))
     length = len(turn.prompt_ids) + len(turn.action_ids)
     if policy.context is not None and length > policy.context:
         raise LmgymError(f"prompt and answer have {length} tokens, and the model reads {policy.context} at most")
-    return collate([Episode(example, 0, 0, [turn])], policy.pad_id, 1.0, sorted(policy.stop_ids))
+    batch = collate([Episode(example, 0, 0, [turn])], policy.pad_id, 1.0, sorted(policy.stop_ids))
+    if token is None:
+        return batch
+    if not 1 <= token <= len(turn.action_ids):
+        pieces = [policy.tokenizer.decode([one]) for one in turn.action_ids[:SHOWN]]
+        raise LmgymError(
+            f"--token is {token}, and the answer has the tokens 1 to {len(turn.action_ids)}: "
+            f"{', '.join(map(repr, pieces))}{' ...' if len(turn.action_ids) > SHOWN else ''}"
+        )
+    places = batch.actions.nonzero()[token - 1 : token]
+    return batch.replace(actions=torch.zeros_like(batch.actions).index_put(tuple(places.T), torch.tensor(True)))
 
 
 def _first(data: Data, stage: int) -> Example:

@@ -14,7 +14,8 @@ TEXT = 60  # characters
 def print_why(found: Why, console: Console) -> None:
     """Print the answer over the checkpoints, and the groups of the step."""
     answer = shorten(found.example.references[0], TEXT)
-    console.say(f"example {found.example.id}, answer '{answer}' ({found.tokens} tokens)")
+    part = f"{found.tokens} tokens" if found.token is None else f"its token {shorten(found.token, TEXT)!r}"
+    console.say(f"example {found.example.id}, answer '{answer}' ({part})")
     rows, before = [], None
     for point in found.points:
         change = "" if before is None else f"{point.logprob - before:+.4g}"
@@ -60,6 +61,7 @@ def as_json(found: Why) -> dict[str, Any]:
         "example": found.example.id,
         "answer": found.example.references[0],
         "tokens": found.tokens,
+        "token": found.token,
         "points": [{"steps": point.steps, "logprob": point.logprob} for point in found.points],
         "stage": found.stage,
         "step": found.step,

@@ -54,6 +54,8 @@ class Why:
 
     example: Example
     tokens: int
+    token: str | None
+    """The one token that was asked about; None: all of the answer's."""
     points: list[Point]
     stage: int
     step: int
@@ -69,12 +71,14 @@ def why(
     prompt: str | None = None,
     answer: str | None = None,
     step: int | None = None,
+    token: int | None = None,
     console: Console | None = None,
 ) -> Why:
-    """What moved an answer to an example (by its id) or to a prompt. `step` counts from 0; None: the one behind the
-    checkpoint from which the answer changed most until the next. The run folder is only read.
+    """What moved an answer to an example (by its id) or to a prompt, or one `token` of it, counted from 1. `step`
+    counts from 0; None: the one behind the checkpoint from which the answer changed most until the next. The run folder
+    is only read.
 
-    Raises LmgymError where there is no such example, the step cannot be reached, or is no sum over groups.
+    Raises LmgymError where there is no such example or token, the step cannot be reached, or is no sum over groups.
 
     Example: why(ask(Path("runs/a"), []), example="arithmetic/validation/3").groups[0].influence"""
     console = console or Console(quiet=True)
@@ -83,18 +87,19 @@ def why(
     check_split(config.stages[stage].algorithm)
     asked = asked_example(load_data(config), stage, example, prompt, answer)
     # 1. The answer over the checkpoints.
-    points, tokens = [], 0
+    points, tokens, piece = [], 0, None
     for steps, policy in _policies(question, max(records, default=-1) + 1):
-        batch = asked_batch(config, policy, asked)
+        batch = asked_batch(config, policy, asked, token)
         tokens = int(batch.actions.sum())
+        piece = None if token is None else policy.tokenizer.decode(batch.tokens[batch.actions].tolist())
         points.append(Point(steps, answer_logprob(policy, batch)))
     # 2. The step.
     begin = find_start(question, _turning_point(points, records) if step is None else step, records)
     if sentence := begin.sentence(records):
         console.say(sentence)
-    groups, parts, real = _split(question, begin, asked)
+    groups, parts, real = _split(question, begin, asked, token)
     optimizer_steps = config.stages[stage].algorithm.optimizer_steps
-    return Why(asked, tokens, points, stage, begin.step, groups, parts, real, optimizer_steps)
+    return Why(asked, tokens, piece, points, stage, begin.step, groups, parts, real, optimizer_steps)
 
 
 def _policies(question: Question, taken: int) -> Iterator[tuple[int, Policy]]:
@@ -133,11 +138,13 @@ def before_update(question: Question, begin: Start) -> Iterator[tuple[StageRun, 
         yield (stage, *steps.prepared(begin.step))
 
 
-def _split(question: Question, begin: Start, asked: Example) -> tuple[list[Group], Influences, float]:
+def _split(
+    question: Question, begin: Start, asked: Example, token: int | None
+) -> tuple[list[Group], Influences, float]:
     """Bring the run to the step, split it, and take it."""
     with before_update(question, begin) as (stage, episodes, batch):
         policy = stage.run.policy
-        row = asked_batch(question.real, policy, asked)
+        row = asked_batch(question.real, policy, asked, token)
         before = answer_logprob(policy, row)
         parts = influences(stage.algorithm, policy, batch, stage.optimizer, row)
         update(stage.algorithm, policy, batch, stage.optimizer)

@@ -12,7 +12,7 @@ const KINDS = {
   "what-if": {title: "a step under another recipe", help: "Takes a step again as it was and with a changed recipe, and says what would have been different. With “steps to try” it really takes so many steps both ways."},
 };
 const FIELDS = {
-  "why": [["example", "example", "of the run's data"], ["answer", "answer", "default: its reference"], ["step", "step", "default: where it changed most"]],
+  "why": [["example", "example", "of the run's data"], ["answer", "answer", "default: its reference"], ["token", "token", "default: all of them"], ["step", "step", "default: where it changed most"]],
   "bisect": [["metric", "metric", "reward"]],
   "what-if": [["changes", "changes", "optimizer.learning_rate=1e-5 algorithm.clip_high=0.3"], ["step", "step", "default: behind the last checkpoint"], ["try", "steps to try", "none"]],
 };
@@ -98,7 +98,7 @@ export async function questionsView({run, parts, query, go, setQuery}) {
 // What an answer of each kind looks like: nodes.
 const SHOW = {
   "why": (tree, run, go) => [
-    figureOf("log-probability of the answer, in nats", [{x: tree.points.map((one) => one.steps), y: tree.points.map((one) => one.logprob), points: true, label: (point) => `after ${tree.points[point].steps} steps`}]),
+    figureOf(`log-probability of ${tree.token === null ? "the answer" : `its token “${tree.token}”`}, in nats`, [{x: tree.points.map((one) => one.steps), y: tree.points.map((one) => one.logprob), points: true, label: (point) => `after ${tree.points[point].steps} steps`}]),
     tree.said.map((sentence) => h("p", {}, sentence)),
     influenceTable("groups that made it likelier", tree.groups.filter((own) => own.influence > 0).slice(0, MOST_SHOWN), tree, run, go),
     influenceTable("groups that made it less likely", tree.groups.filter((own) => own.influence < 0).slice(-MOST_SHOWN).reverse(), tree, run, go),
