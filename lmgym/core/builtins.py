@@ -146,6 +146,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "math_equal": ("rewards.maths.math_equal", "1 if the final answer is mathematically right", "lmgym[maths]"),
         "reasoning_gym": ("rewards.reasoning_gym", "the library's own score of its puzzles", "lmgym[reasoning]"),
         "majority_answer": ("rewards.maths.majority", "1 if most answers of the group agree with it (TTRL)"),
+        "group_diversity": ("rewards.text.group_diversity", "how different an answer is from the others of its group"),
         "answer_format": ("rewards.maths.final_answer", "1 if the text announces its final answer"),
         "lexical_richness": ("rewards.text.form", "type-token ratio less a penalty for brevity"),
         "type_token_ratio": ("rewards.text.form", "distinct words over words"),

@@ -62,6 +62,17 @@ def test_the_majority_of_a_group_is_right() -> None:
     assert found == [1.0, 0.0, 1.0, *[1.0] * 4, 0.0, *[None] * 4]
 
 
+def test_diversity_is_what_no_other_answer_says() -> None:
+    """By hand: words and pairs of "a b c" (5) and "a b d" (5) have a, b and (a, b) in common: Dice 6 / 10."""
+    scored = answers("a_b_c a_b_d e", "a_b a_b", "x", "- -")
+    for one in scored:
+        one.turns[-1].text = one.text.replace("_", " ").replace("-", "")
+    found = call_reward(build_rewards({"group_diversity": 1.0})[0], scored)
+    assert found == [pytest.approx(1 - 0.3), pytest.approx(1 - 0.3), 1.0, 0.0, 0.0, None, 0.0, 0.0]
+    words = call_reward(build_rewards({"group_diversity": {"n": 1}})[0], scored)
+    assert words[0] == pytest.approx(1 - 2 * 2 / 6 / 2)
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=r"'too_few' is of groups, and returned lists of \[1\] numbers for .* \[2\]"):
         call_reward(reward("too_few", pool=False), answers("a b"))
