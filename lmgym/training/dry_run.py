@@ -88,6 +88,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
         policy = trained_policy(config, folder)
         if ranks > 1 and folder is None and policy.device.type == "cpu":
             torch.set_num_threads(threads_of_a_rank(config, ranks))
+        memory.fast = policy.fast
         _model(report, policy)
         report.note(engine_sentence(config.engine, choose_machine(config, folder)))
         report.doing("comparing what is sampled and what is scored with the model's own pass")
@@ -109,6 +110,8 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
             tried = _stage(report, config, stage, data.training[index], policy, verdict)
             if stage.is_played:
                 memory.of_episodes(index, tried.episodes)
+            elif memory.waits(stage):
+                memory.of_examples(index, data.training[index][:EXAMPLES])
             if memory.backward_fits[index]:
                 report.doing("measuring how long a step takes")
                 seconds = _time(report, config, stage, policy, tried, ranks)
@@ -116,7 +119,7 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
                     _ahead(report, config, index, seconds, folder)
             else:
                 report.note("seconds of a step: not measured, since one process has no memory here for a backward pass")
-        if any(stage.is_played for stage in config.stages):
+        if any(map(memory.waits, config.stages)):
             memory.fit()
         report.show()
     ready = "looks ready to train" if load and fits else "no model was loaded"
@@ -136,14 +139,17 @@ def _resumes(report: Report, config: Config, data: Data, folder: Path | None) ->
 
 
 def _memory(memory: Memory, config: Config, data: Data, load: bool) -> bool:
-    """Report the memory of each stage, but for those that are to be played first. Returns whether the weights fit."""
+    """Report the memory of each stage, but for those of which more is known once the model is loaded: it then shows
+    whether a model takes the fast path, and how long episodes are. Returns whether the weights fit."""
     fits = memory.weights_fit()
     for index, stage in enumerate(config.stages):
-        if not stage.is_played:
-            memory.of_examples(index, data.training[index][:EXAMPLES])
-        elif not (load and fits):
+        if load and fits and memory.waits(stage):
+            continue
+        if stage.is_played:
             memory.at_worst(index)
-    if not (load and fits and any(stage.is_played for stage in config.stages)):
+        else:
+            memory.of_examples(index, data.training[index][:EXAMPLES])
+    if not (load and fits and any(map(memory.waits, config.stages))):
         memory.fit()
     return fits
 

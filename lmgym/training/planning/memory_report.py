@@ -1,9 +1,10 @@
 """What `lmgym check` says of memory. A task's prompts are read; how long an environment's episodes become shows only
-when some are played, so their stages are estimated after that, with what they would take at worst as a second line."""
+when some are played, so their stages are estimated after that, with what they would take at worst as a second line. So
+are those of a model that must be tried, since only then it is known whether it takes the fast path."""
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +46,8 @@ class Memory:
     ranks: int = 1
     backward_fits: dict[int, bool] = field(default_factory=dict)
     """By stage: whether a backward pass of one process fits here."""
+    fast: bool = False
+    """Whether the model takes the fast path; of one that must be tried it is known once it is loaded."""
 
     def __post_init__(self) -> None:
         section = self.config.policy
@@ -55,6 +58,10 @@ class Memory:
         self.other = other_form(self.config) if self.ranks > 1 else None
         self.peaks: list[float] = []
         self.other_peaks: list[float] = []
+
+    def waits(self, stage: Stage) -> bool:
+        """Whether a loaded model tells more of the stage: the way it goes, or how long the episodes are."""
+        return stage.is_played or self.shapes.tried
 
     def weights_fit(self) -> bool:
         """Whether the weights alone fit here; it is said if they do not."""
@@ -145,8 +152,9 @@ class Memory:
 
     def _estimated(self, config: Config, index: int, prompt: int, answer: int | None, ranks: int = 1) -> Estimate:
         stage = config.stages[index]
+        shapes = replace(self.shapes, fast=self.shapes.fast or self.fast)
         return estimate(
-            config, stage, self.shapes, prompt, answer=answer, first=index == 0, compute=self.compute,
+            config, stage, shapes, prompt, answer=answer, first=index == 0, compute=self.compute,
             on_cpu=self.device == "cpu", teacher=teacher_shapes(config, stage), process=self.process, ranks=ranks,
         )  # fmt: skip
 
