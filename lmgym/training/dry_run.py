@@ -46,6 +46,7 @@ from lmgym.training.planning.step_time import (
     step_seconds,
     threads_of_a_rank,
     time_sentence,
+    weights_seconds,
 )
 from lmgym.training.resuming import fingerprint
 from lmgym.training.resuming.resume import check_resumable, listed
@@ -230,8 +231,9 @@ def _time(
         size_of_teacher = 1.0
     elif teacher is not None:
         size_of_teacher = teacher.parameters / sum(parameter.numel() for parameter in policy.model.parameters())
-    sampling, scoring, gradient = (slower * seconds for seconds in (tried.seconds, *passes))
-    measured = Measured(tried.answers, sampling, scoring, gradient, moving)
+    parts = tried.seconds, *passes, weights_seconds(stage, policy)
+    sampling, scoring, gradient, weights = (slower * seconds for seconds in parts)
+    measured = Measured(tried.answers, sampling, scoring, gradient, moving, weights)
     expected = step_seconds(config, stage, measured, ranks, size_of_teacher)
     report.note(time_sentence(stage, measured, *expected, ranks))
     return expected

@@ -32,6 +32,7 @@ from lmgym.training.planning.step_time import (
     rounded,
     step_seconds,
     time_sentence,
+    weights_seconds,
 )
 from lmgym.types import Episode, Example, Turn
 from tests import runs
@@ -301,6 +302,13 @@ def test_seconds_by_hand() -> None:
     # Groups of equal scores are sampled and scored, and not updated.
     config, half = build_config(runs.tiny(prompts_per_step=32)), replace(measured, moving=0.5)
     assert step_seconds(config, config.stages[0], half) == (4.0, 3.0)
+    # Two optimizer steps of half a second each, whatever the number of answers; TRPO takes none.
+    moved = replace(measured, weights=0.5)
+    config = build_config(runs.tiny(prompts_per_step=32, algorithm={**ppo, "minibatches": 2}))
+    both = [step_seconds(config, config.stages[0], one, ranks=2)[1] for one in (measured, moved)]
+    assert both[1] - both[0] == 1.0
+    config = build_config(runs.tiny(prompts_per_step=32, algorithm="trpo"))
+    assert step_seconds(config, config.stages[0], moved) == step_seconds(config, config.stages[0], measured)
     # A loss of the whole batch: one pass more in each epoch, before the one with gradient.
     config = build_config(runs.tiny(prompts_per_step=64))
     stage = replace(config.stages[0], algorithm=WholeBatch(epochs=2))
@@ -319,6 +327,19 @@ def test_seconds_in_words() -> None:
         " has 4)"
     )
     assert [rounded(seconds) for seconds in (0.01234, 9.99, 123.4)] == ["0.012 s", "10 s", "123 s"]
+
+
+def test_timing_an_optimizer_step_moves_nothing() -> None:
+    """Rounding, too: the copy that passes compute with is made with the same random numbers as before."""
+    config = build_config(runs.tiny(policy=runs.TINY["policy"] | {"compute": "bfloat16"}))
+    policy = load_policy(config.policy)
+    assert policy.rounded is not None
+    before = [*policy.model.state_dict().values(), *policy.rounded.copies.values()]
+    kept = [one.clone() for one in before]
+    assert weights_seconds(config.stages[0], policy) > 0
+    after = [*policy.model.state_dict().values(), *policy.rounded.copies.values()]
+    assert all(torch.equal(one, other) for one, other in zip(kept, after, strict=True))
+    assert all(parameter.grad is None for parameter in policy.parameters())
 
 
 def test_the_share_of_answers_that_an_update_computes() -> None:

@@ -1,8 +1,8 @@
 """About how many seconds a step will take, measured on a few answers: nothing is trained, and no random number moves.
 
 What is measured for each answer is multiplied by the answers of a step, of several ranks by those of the rank that has
-most of them, and the update by the share of rows that move the policy. Not counted: rewards and environments, the
-optimizer's own work, what ranks exchange, and that more answers at a time are often faster."""
+most of them, and the update by the share of rows that move the policy. Not counted: rewards and environments, what
+ranks exchange, and that more answers at a time are often faster."""
 
 import copy
 import os
@@ -23,7 +23,10 @@ from lmgym.inference.base import Completion, Engine, Request, Sampling
 from lmgym.models.policy import Policy
 from lmgym.training.planning.memory import share
 from lmgym.types import Episode
+from lmgym.updates.optimizer import Optimizer
 from lmgym.updates.prepare import prepare
+
+PART = 2**24  # weights whose move is timed
 
 
 class TimedEngine:
@@ -58,14 +61,16 @@ class Sampled:
 @dataclass(frozen=True)
 class Measured:
     """The seconds that some answers took: to sample, to score without gradient, and to score with a backward pass;
-    and the share of them that an update computes, since groups of equal scores move nothing.
-    Example: Measured(answers=64, sampling=0.3, scoring=0.1, gradient=0.3, moving=0.5)"""
+    the share of them that an update computes, since groups of equal scores move nothing; and the seconds in which an
+    optimizer step moves the weights.
+    Example: Measured(answers=64, sampling=0.3, scoring=0.1, gradient=0.3, moving=0.5, weights=0.2)"""
 
     answers: int
     sampling: float
     scoring: float
     gradient: float
     moving: float = 1.0
+    weights: float = 0.0
 
 
 @doing("measuring how long a step takes")
@@ -85,6 +90,22 @@ def measure_passes(stage: Stage, policy: Policy, episodes: Sequence[Episode]) ->
     finally:
         for parameter in policy.parameters():
             parameter.grad = None
+
+
+def weights_seconds(stage: Stage, policy: Policy) -> float:
+    """The seconds in which an optimizer step moves the weights that train, and rounds them where passes in bf16 want
+    it: of a part of them, twice, since moments of all might find no room. No weight of the policy moves."""
+    numbers = sum(parameter.numel() for parameter in policy.parameters())
+    part = torch.nn.Parameter(torch.zeros(1, min(numbers, PART), device=policy.device))
+    optimizer, seconds = Optimizer([part], stage.optimizer), 0.0
+    for _ in range(2):  # the first makes the moments
+        part.grad = torch.ones_like(part)
+        began = _now(policy)
+        optimizer.step()
+        if policy.rounded is not None:
+            policy.rounded.rounded({"part": part.detach()})
+        seconds = _now(policy) - began
+    return seconds * numbers / part.numel()
 
 
 def moving_share(stage: Stage, policy: Policy, episodes: Sequence[Episode]) -> float:
@@ -132,7 +153,9 @@ def step_seconds(
     own = bool(before) + algorithm.epochs * algorithm.whole_batch
     scored = critics * own + required.reference + teacher
     passes = scored * measured.scoring + critics * algorithm.epochs * measured.gradient * measured.moving
-    return sampled * measured.sampling / measured.answers, updated * passes / measured.answers
+    steps = algorithm.optimizer_steps * critics if algorithm.driver == Algorithm.driver else 0
+    learning = updated * passes / measured.answers + steps * measured.weights
+    return sampled * measured.sampling / measured.answers, learning
 
 
 def time_sentence(stage: Stage, measured: Measured, sampling: float, learning: float, ranks: int = 1) -> str:
