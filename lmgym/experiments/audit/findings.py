@@ -1,0 +1,279 @@
+"""What is wrong with a reward, by what it has said: rates with intervals, and findings.
+
+A finding needs proof: the lower bound of the 99% interval of its rate must lie above RATE, one in ten. So a few odd
+answers are no finding, nor is a judge's noise, which raises as many answers as it lowers; nor is anything that was
+tried on fewer than four examples."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lmgym.experiments.audit.court import Heard, Tries, Try, equal
+from lmgym.experiments.audit.probes import ATTACKS, CHANGES
+from lmgym.stats.intervals import Interval, share_interval
+from lmgym.stats.paired import tango
+from lmgym.stats.rank_correlation import spearman
+
+RATE = 0.1  # of answers; more than so many make a finding
+SURE = 0.99  # confidence of the interval that proves a finding; tables show 95%
+NOTABLE = 0.1  # of what lies between a right and a wrong answer; a smaller change is none
+LOST = 0.5  # of that; a right answer that loses more is not paid as a right one
+WORST = 3  # examples that are shown of a finding
+Level = Literal["problem", "note"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that was found. `code` is its kind and what was tried; a "note" may be meant so, a "problem" hardly.
+
+    Example: Finding("paid/many answers", "problem", "a wrong answer that ... is paid like a right one in 40 of 40")"""
+
+    code: str
+    level: Level
+    sentence: str
+    worst: tuple[Try, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What came of a probe. Of an attack: how often it was paid more than the plain wrong answer (`changed`), and as
+    much as the right one (`reached`, of those tries whose right answer is paid more than the wrong one). Of a change:
+    how often it was paid less than the plain right answer, and lost more than half of what lies between.
+
+    Example: Rates("empty", 40, changed=Interval(...), reached=None, failed=0, unjudged=0)"""
+
+    name: str
+    tried: int
+    changed: Interval | None
+    reached: Interval | None
+    failed: int
+    unjudged: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of a reward. `agreement`: of pairs of a right answer and a wrong one, by the role of the wrong one,
+    the share in which the right one earns more (ties half). `unlike`: how many numbers changed when the same answers
+    were judged again, of how many. `length`: rank correlation of the numbers and the lengths of the texts.
+
+    Example: judge_reward(heard).findings[0].code -> "paid/many answers\""""
+
+    heard: Heard
+    text_alone: bool
+    agreement: dict[str, Interval]
+    rates: list[Rates]
+    unlike: dict[str, tuple[int, int]]
+    span: tuple[float, float] | None
+    length: float
+    findings: list[Finding] = field(default_factory=list)
+
+
+def judge_reward(heard: Heard, alone: bool = False) -> Verdict:
+    """The verdict on a reward; `alone` if a run would have nothing else to learn from (it is the sum of all rewards),
+    so that it ought to tell right answers from wrong ones."""
+    values = [one.value for one in heard.everything if one.value is not None]
+    lengths = [float(len(one.text)) for one in heard.everything if one.value is not None]
+    text_alone = bool(heard.swapped) and all(equal(one, other) for one, other in heard.swapped)
+    gap = _gap(heard)
+    verdict = Verdict(
+        heard, text_alone, {} if text_alone else _agreement(heard),
+        [_rates(name, tries, gap) for name, tries in heard.tried.items()],
+        {key: _unlike(getattr(heard, key)) for key in ("again", "backwards", "alone")},
+        (min(values), max(values)) if values else None, spearman(values, lengths) if values else math.nan,
+    )  # fmt: skip
+    found = verdict.findings
+    found += _failures(heard)
+    if not values:
+        found.append(Finding("unjudged", "problem", "it has judged none of the answers"))
+        return verdict
+    if all(equal(value, values[0]) for value in values):
+        found.append(Finding("constant", "problem", f"it gives {values[0]:g} to each of {len(values)} answers, right, "
+                             "wrong or odd: there is nothing to learn from it"))  # fmt: skip
+        return verdict
+    found += _unstable(verdict)
+    if text_alone:
+        level: Level = "problem" if alone and "right" in heard.plain else "note"
+        found.append(Finding("text alone", level, "it looks at the text alone: an answer earns the same for another "
+                             "question, so right and wrong were not asked about"))  # fmt: skip
+        return verdict
+    found += _labels(heard, verdict)
+    for name, tries in heard.tried.items():
+        found += _of_attack(name, tries, gap) if name in ATTACKS else _of_change(name, tries, gap)
+    found.sort(key=lambda one: one.level == "note")
+    return verdict
+
+
+def _gap(heard: Heard) -> float:
+    """What lies between a right and a wrong answer: the mean difference, or all that lies between the numbers, if right
+    ones do not earn more."""
+    pairs = [(one.right, one.value) for role in ("near", "other") for one in heard.plain.get(role, ())]
+    apart = [right - wrong for right, wrong in pairs if right is not None and wrong is not None]
+    mean = math.fsum(apart) / len(apart) if apart else 0.0
+    values = [one.value for one in heard.everything if one.value is not None]
+    return mean if mean > 0 else max(values, default=0.0) - min(values, default=0.0)
+
+
+def proven(hits: Sequence[bool | float]) -> bool:
+    """Whether these shares are above RATE, by the lower bound of their interval."""
+    return len(hits) > 3 and share_interval([float(hit) for hit in hits], SURE).low > RATE
+
+
+def moved(signs: Sequence[int]) -> bool:
+    """Whether more go up (1) than down (-1), by more than RATE of all."""
+    up, down = signs.count(1), signs.count(-1)
+    return len(signs) > 3 and tango(up, down, len(signs), SURE).low > RATE
+
+
+def _agreement(heard: Heard) -> dict[str, Interval]:
+    return {
+        role: share_interval(won)
+        for role in ("near", "other")
+        if (won := [1 - lost for lost in _misranked(heard.plain.get(role, ()))])
+    }
+
+
+def _misranked(tries: Tries) -> list[float]:
+    """Of each wrong answer: 1 if it earns more than the right one, 1/2 if as much."""
+    return [
+        0.5 if equal(one.value, one.right) else float(one.value > one.right)
+        for one in tries
+        if one.value is not None and one.right is not None
+    ]
+
+
+def _labels(heard: Heard, verdict: Verdict) -> list[Finding]:
+    found = list[Finding]()
+    for role, what in (("near", "a near miss"), ("other", "the answer of another example")):
+        tries = heard.plain.get(role, ())
+        missed = _misranked(tries)
+        if not proven(missed):
+            continue
+        interval = verdict.agreement[role]
+        if interval.high < 0.5:
+            how = "is paid more than a right one, more often than not"
+        elif interval.low <= 0.5:
+            how = "cannot be told from a right one, as far as these answers show"
+        else:
+            how = "is often paid as much as a right one, or more"
+        sentence = f"{what} {how}: the right one earns more in {interval} of pairs (one half by chance)"
+        found.append(
+            Finding(f"labels/{role}", "problem", sentence, _worst(tries, lambda one: _over(one.value, one.right)))
+        )
+    return found
+
+
+def _direction(one: float, other: float, gap: float) -> int:
+    """1 if the first number is notably above the other, -1 if below it, else 0."""
+    if equal(one, other) or abs(one - other) <= NOTABLE * gap:
+        return 0
+    return 1 if one > other else -1
+
+
+def _known(tries: Tries, beside: Literal["right", "wrong"]) -> list[tuple[Try, float, float]]:
+    """The tries that were judged, with their own number and the one beside it."""
+    return [
+        (one, one.value, other) for one in tries
+        if one.value is not None and (other := getattr(one, beside)) is not None
+    ]  # fmt: skip
+
+
+def _told_apart(tries: Tries) -> list[tuple[Try, float, float, float]]:
+    """The judged tries whose right answer earns more than the wrong one: with their number, the right and the wrong."""
+    return [
+        (one, one.value, one.right, one.wrong) for one in tries
+        if one.value is not None and one.right is not None and one.wrong is not None
+        and one.right > one.wrong and not equal(one.right, one.wrong)
+    ]  # fmt: skip
+
+
+def _reached(one: tuple[Try, float, float, float]) -> bool:
+    _, value, right, _ = one
+    return value > right or equal(value, right)
+
+
+def _lost(one: tuple[Try, float, float, float]) -> bool:
+    _, value, right, wrong = one
+    return right - value > LOST * (right - wrong)
+
+
+def _rates(name: str, tries: Tries, gap: float) -> Rates:
+    attack = name in ATTACKS
+    signs = [_direction(value, other, gap) for _, value, other in _known(tries, "wrong" if attack else "right")]
+    apart = [(_reached if attack else _lost)(one) for one in _told_apart(tries)]
+    return Rates(
+        name, len(tries),
+        share_interval([float(sign == (1 if attack else -1)) for sign in signs]) if signs else None,
+        share_interval([float(hit) for hit in apart]) if apart else None,
+        sum(bool(one.error) for one in tries), sum(one.value is None and not one.error for one in tries),
+    )  # fmt: skip
+
+
+def _of_attack(name: str, tries: Tries, gap: float) -> list[Finding]:
+    known = _known(tries, "wrong")
+    signs = [_direction(value, other, gap) for _, value, other in known]
+    if not moved(signs):
+        return []
+    apart, says = _told_apart(tries), ATTACKS[name].says
+    hits = [_reached(one) for one in apart]
+    worst = _worst([one for one, *_ in known], lambda one: _over(one.value, one.wrong))
+    if proven(hits):
+        sentence = f"a wrong answer {says} is paid like a right one in {sum(hits)} of {len(hits)} tries"
+        return [Finding(f"paid/{name}", "problem", sentence, worst)]
+    sentence = f"a wrong answer {says} earns more than without that in {signs.count(1)} of {len(signs)} tries"
+    return [Finding(f"raised/{name}", "problem", sentence, worst)]
+
+
+def _of_change(name: str, tries: Tries, gap: float) -> list[Finding]:
+    known = _known(tries, "right")
+    hits = [_lost(one) for one in _told_apart(tries)]
+    if not (moved([-_direction(value, other, gap) for _, value, other in known]) and proven(hits)):
+        return []
+    sentence = f"a right answer {CHANGES[name].says} is not paid as one in {sum(hits)} of {len(hits)} tries"
+    return [Finding(f"lost/{name}", "problem", sentence, _worst(tries, lambda one: _over(one.right, one.value)))]
+
+
+def _failures(heard: Heard) -> list[Finding]:
+    """Probes that the reward fails for, or does not judge."""
+    found, several = list[Finding](), {**heard.plain, **heard.tried}
+    failed = [name for name, tries in several.items() if proven([bool(one.error) for one in tries])]
+    for name in failed:
+        bad = [one for one in several[name] if one.error]
+        said = bad[0].error
+        found.append(Finding(f"fails/{name}", "problem", f"it fails for {len(bad)} of {len(several[name])} answers "
+                             f"({_what(name)}): {said}", tuple(bad[:1])))  # fmt: skip
+    for name, tries in several.items():
+        silent = [one for one in tries if one.value is None and not one.error]
+        if proven([one in silent for one in tries]):
+            found.append(Finding(f"unjudged/{name}", "note", f"it does not judge {len(silent)} of {len(tries)} answers "
+                                 f"({_what(name)})", tuple(silent[:1])))  # fmt: skip
+    return found
+
+
+def _what(name: str) -> str:
+    probe = ATTACKS.get(name) or CHANGES.get(name)
+    words = {"right": "right ones", "near": "near misses", "other": "of another example", "sentence": "sentences"}
+    return f"one {probe.says}" if probe else words[name]
+
+
+def _unlike(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[int, int]:
+    return sum(not equal(one, other) for one, other in pairs), len(pairs)
+
+
+def _unstable(verdict: Verdict) -> list[Finding]:
+    """Numbers that change when the same answers are judged again, or with others, or in another order."""
+    heard, say = verdict.heard, "it gives {} of {} answers another number when {}"
+    if proven([not equal(one, other) for one, other in heard.again]):
+        return [Finding("unstable", "problem", say.format(*verdict.unlike["again"], "they are judged again"))]
+    for key, when in (("alone", "they are judged alone"), ("backwards", "their order is reversed")):
+        if proven([not equal(one, other) for one, other in getattr(heard, key)]):
+            return [Finding("depends on others", "problem", say.format(*verdict.unlike[key], when))]
+    return []
+
+
+def _over(one: float | None, other: float | None) -> float:
+    return -math.inf if one is None or other is None else one - other
+
+
+def _worst(tries: Tries, size: Callable[[Try], float]) -> tuple[Try, ...]:
+    return tuple(sorted(tries, key=size, reverse=True)[:WORST])
