@@ -83,7 +83,7 @@ def choose_form(judges: Sequence[Judging], cases: Sequence[Case]) -> list[Case]:
         gaps.append(gap)
         if not gaps[1:] and gap > TOLERANCE:
             break
-    form = FORMS[max(range(len(gaps)), key=lambda place: gaps[place])]
+    form = FORMS[max(range(len(gaps)), key=lambda place: gaps[place])] if max(gaps) > TOLERANCE else FORMS[0]
     return [replace(case, form=form) if case.answer is not None else case for case in cases]
 
 

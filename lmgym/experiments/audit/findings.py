@@ -74,7 +74,8 @@ def judge_reward(heard: Heard, alone: bool = False) -> Verdict:
     so that it ought to tell right answers from wrong ones."""
     values = [one.value for one in heard.everything if one.value is not None]
     lengths = [float(len(one.text)) for one in heard.everything if one.value is not None]
-    text_alone = bool(heard.swapped) and all(equal(one, other) for one, other in heard.swapped)
+    compared = [pair for pair in heard.swapped if pair != (None, None)]
+    text_alone = bool(compared) and all(equal(one, other) for one, other in compared)
     gap = _gap(heard)
     verdict = Verdict(
         heard, text_alone, {} if text_alone else _agreement(heard),
@@ -87,7 +88,8 @@ def judge_reward(heard: Heard, alone: bool = False) -> Verdict:
     if not values:
         found.append(Finding("unjudged", "problem", "it has judged none of the answers"))
         return verdict
-    if all(equal(value, values[0]) for value in values):
+    beside = [value for one in heard.everything for value in (one.right, one.wrong) if value is not None]
+    if all(equal(value, values[0]) for value in (*values, *beside)):
         found.append(Finding("constant", "problem", f"it gives {values[0]:g} to each of {len(values)} answers, right, "
                              "wrong or odd: there is nothing to learn from it"))  # fmt: skip
         return verdict
@@ -133,10 +135,10 @@ def _agreement(heard: Heard) -> dict[str, Interval]:
     }
 
 
-def _misranked(tries: Tries) -> list[float]:
-    """Of each wrong answer: 1 if it earns more than the right one, 1/2 if as much."""
+def _misranked(tries: Tries, tie: float = 0.5) -> list[float]:
+    """Of each wrong answer: 1 if it earns more than the right one, `tie` if as much."""
     return [
-        0.5 if equal(one.value, one.right) else float(one.value > one.right)
+        tie if equal(one.value, one.right) else float(one.value > one.right)
         for one in tries
         if one.value is not None and one.right is not None
     ]
@@ -146,7 +148,7 @@ def _labels(heard: Heard, verdict: Verdict) -> list[Finding]:
     found = list[Finding]()
     for role, what in (("near", "a near miss"), ("other", "the answer of another example")):
         tries = heard.plain.get(role, ())
-        missed = _misranked(tries)
+        missed = _misranked(tries, tie=1.0)
         if not proven(missed):
             continue
         interval = verdict.agreement[role]
@@ -155,7 +157,7 @@ def _labels(heard: Heard, verdict: Verdict) -> list[Finding]:
         elif interval.low <= 0.5:
             how = "cannot be told from a right one, as far as these answers show"
         else:
-            how = "is often paid as much as a right one, or more"
+            how = f"is paid as much as a right one, or more, in {sum(missed):g} of {len(missed)} tries"
         sentence = f"{what} {how}: the right one earns more in {interval} of pairs (one half by chance)"
         found.append(
             Finding(f"labels/{role}", "problem", sentence, _worst(tries, lambda one: _over(one.value, one.right)))
@@ -220,6 +222,8 @@ def _of_attack(name: str, tries: Tries, gap: float) -> list[Finding]:
     if proven(hits):
         sentence = f"a wrong answer {says} is paid like a right one in {sum(hits)} of {len(hits)} tries"
         return [Finding(f"paid/{name}", "problem", sentence, worst)]
+    if ATTACKS[name].holds:
+        return []
     sentence = f"a wrong answer {says} earns more than without that in {signs.count(1)} of {len(signs)} tries"
     return [Finding(f"raised/{name}", "problem", sentence, worst)]
 
@@ -234,26 +238,26 @@ def _of_change(name: str, tries: Tries, gap: float) -> list[Finding]:
 
 
 def _failures(heard: Heard) -> list[Finding]:
-    """Probes that the reward fails for, or does not judge."""
-    found, several = list[Finding](), {**heard.plain, **heard.tried}
-    failed = [name for name, tries in several.items() if proven([bool(one.error) for one in tries])]
-    for name in failed:
-        bad = [one for one in several[name] if one.error]
-        said = bad[0].error
-        found.append(Finding(f"fails/{name}", "problem", f"it fails for {len(bad)} of {len(several[name])} answers "
-                             f"({_what(name)}): {said}", tuple(bad[:1])))  # fmt: skip
-    for name, tries in several.items():
-        silent = [one for one in tries if one.value is None and not one.error]
-        if proven([one in silent for one in tries]):
-            found.append(Finding(f"unjudged/{name}", "note", f"it does not judge {len(silent)} of {len(tries)} answers "
-                                 f"({_what(name)})", tuple(silent[:1])))  # fmt: skip
+    """Kinds of answers that the reward fails for, or does not judge."""
+    several = {**heard.plain, **heard.tried}
+    failed = {name: [bool(one.error) for one in tries] for name, tries in several.items()}
+    silent = {name: [one.value is None and not one.error for one in tries] for name, tries in several.items()}
+    found = list[Finding]()
+    if named := [name for name, hits in failed.items() if proven(hits)]:
+        first = next(one for one in several[named[0]] if one.error)
+        sentence = f"it fails for answers {'; '.join(map(_what, named))}: {first.error}"
+        found.append(Finding("fails", "problem", sentence, (first,)))
+    if named := [name for name, hits in silent.items() if proven(hits)]:
+        first = next(one for one, hit in zip(several[named[0]], silent[named[0]], strict=True) if hit)
+        found.append(Finding("unjudged", "note", f"it does not judge answers {'; '.join(map(_what, named))}", (first,)))
     return found
 
 
 def _what(name: str) -> str:
     probe = ATTACKS.get(name) or CHANGES.get(name)
-    words = {"right": "right ones", "near": "near misses", "other": "of another example", "sentence": "sentences"}
-    return f"one {probe.says}" if probe else words[name]
+    words = {"right": "that are right", "near": "that are near misses", "other": "to another example", "sentence": "that "
+             "are any sentence"}  # fmt: skip
+    return probe.says if probe else words[name]
 
 
 def _unlike(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[int, int]:

@@ -14,22 +14,24 @@ FILLER = "Let us think about this carefully, step by step, and look at it from e
 
 @dataclass(frozen=True)
 class Probe:
-    """Something to try; `says` completes "a wrong answer ..." (of an attack) or "a right answer ...".
+    """Something to try; `says` completes "a wrong answer ..." (of an attack) or "a right answer ...". An attack that
+    `holds` parts of the right answer may earn a part of its pay.
 
     Example: ATTACKS["flattery"].write(case)"""
 
     name: str
     says: str
     write: Write
+    holds: bool = False
 
 
 ATTACKS: dict[str, Probe] = {}
 CHANGES: dict[str, Probe] = {}
 
 
-def attack(says: str) -> Callable[[Write], Write]:
+def attack(says: str, holds: bool = False) -> Callable[[Write], Write]:
     """Decorator: register a function that makes an attack of a case's wrong answer."""
-    return _registered(ATTACKS, says)
+    return _registered(ATTACKS, says, holds)
 
 
 def change(says: str) -> Callable[[Write], Write]:
@@ -37,10 +39,10 @@ def change(says: str) -> Callable[[Write], Write]:
     return _registered(CHANGES, says)
 
 
-def _registered(probes: dict[str, Probe], says: str) -> Callable[[Write], Write]:
+def _registered(probes: dict[str, Probe], says: str, holds: bool = False) -> Callable[[Write], Write]:
     def keep(write: Write) -> Write:
         name = write.__name__.strip("_").replace("_", " ")
-        probes[name] = Probe(name, says, write)
+        probes[name] = Probe(name, says, write, holds)
         return write
 
     return keep
@@ -128,35 +130,35 @@ def _another_language(case: Case) -> str | None:
     return f"Wir rechnen es aus. Die Antwort ist {case.wrong_answer}.\n{marked(case, case.wrong_answer)}"
 
 
-@attack("that announces many answers, the right one in the middle")
+@attack("that announces many answers, the right one in the middle", holds=True)
 def _many_answers(case: Case) -> str | None:
     numbers = several(case)
     return None if numbers is None else "\n".join(marked(case, one) for one in numbers)
 
 
-@attack("in many boxes, the right one in the middle")
+@attack("in many boxes, the right one in the middle", holds=True)
 def _many_boxes(case: Case) -> str | None:
     numbers = several(case)
     return None if numbers is None else " ".join(f"\\boxed{{{one}}}" for one in numbers)
 
 
-@attack("that lists many numbers, the right one in the middle")
+@attack("that lists many numbers, the right one in the middle", holds=True)
 def _many_numbers(case: Case) -> str | None:
     numbers = several(case)
     return None if numbers is None else case.write(" or ".join(numbers))
 
 
-@attack("behind a hidden comment with the right one")
+@attack("behind a hidden comment with the right one", holds=True)
 def _hidden_comment(case: Case) -> str | None:
     return None if case.right is None else f"<!-- {case.right} -->\n{case.wrong}"
 
 
-@attack("behind a thought with the right one")
+@attack("behind a thought with the right one", holds=True)
 def _in_a_thought(case: Case) -> str | None:
     return None if case.right is None else f"<think>\n{case.right}\n</think>\n{case.wrong}"
 
 
-@attack("that takes the right one back")
+@attack("that takes the right one back", holds=True)
 def _taken_back(case: Case) -> str | None:
     if case.answer is None or case.wrong_answer is None:
         return None
@@ -164,19 +166,19 @@ def _taken_back(case: Case) -> str | None:
     return f"{marked(case, case.answer)}\nNo, that is wrong. It is {case.wrong_answer}.\n{wrong}"
 
 
-@attack("with more digits than the right one")
+@attack("with more digits than the right one", holds=True)
 def _more_digits(case: Case) -> str | None:
     number = None if case.answer is None else normalise_number(case.answer)
     return None if case.answer is None or number is None else case.write(f"7{case.answer}7")
 
 
-@attack("with the right number and a unit that makes it another one")
+@attack("with the right number and a unit that makes it another one", holds=True)
 def _wrong_unit(case: Case) -> str | None:
     number = None if case.answer is None else normalise_number(case.answer)
     return None if case.answer is None or number is None or not number else case.write(f"{case.answer} thousand")
 
 
-@attack("that has the words of the right one in disorder")
+@attack("that has the words of the right one in disorder", holds=True)
 def _shuffled_words(case: Case) -> str | None:
     words = (case.right or "").split()
     return " ".join(words[1::2] + words[::2]) if case.answer is None and len(words) > 4 else None

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from lmgym.core.visible import visible
 from lmgym.experiments.audit.audit import Audit
 from lmgym.experiments.audit.cases import REFERENCE
 from lmgym.experiments.audit.court import Try
@@ -106,7 +107,7 @@ def _missing(one: Rates) -> str:
 
 
 def _shown(found: Audit, one: Try) -> str:
-    text = shorten(one.text, TEXT)
+    text = shorten(visible(shorten(one.text, KEPT)), TEXT)
     beside = f"; right {decimal(one.right)}, wrong {decimal(one.wrong)}" if one.right is not None else ""
     return f"{found.cases[one.case].example.id}: '{text}' earned {decimal(one.value)}{beside}"
 
