@@ -1,4 +1,4 @@
-"""How many of 30 rewards that were made bad `lmgym audit` finds, and how many of 30 good ones it complains about.
+"""How many of 35 rewards that were made bad `lmgym audit` finds, and how many of 30 good ones it complains about.
 
     python -m benchmarks.audited [--examples 40] [--seeds 0 1 2]
 
@@ -52,6 +52,11 @@ BAD: dict[str, tuple[str, tuple[str, ...]]] = {
     "no_commas": ("large", ("lost/thousands",)),
     "ranks_in_batch": ("sums", ("depends on others",)),
     "seen_before": ("sums", ("unstable",)),
+    "first_is_better": ("sums", ("depends on others",)),
+    "in_tens": ("sums", ("labels/near",)),
+    "likes_german": ("sums", ("paid/another language",)),
+    "bag_of_words": ("texts", ("paid/shuffled words",)),
+    "no_bold": ("sums", ("lost/bold",)),
     "a_fifth_is_paid": ("sums", ("labels",)),
     "rare_word": ("sums", ("paid", "raised")),
 }

@@ -75,8 +75,11 @@ first_mark = each(
 reads_thoughts = each(
     lambda text, example: float(any(any_form(part) == wanted(example) for part in text.split("</think>")))
 )
-reads_comments = each(lambda text, example: float(any(any_form(part) == wanted(example) for part in text.split("-->"))
-                                                  or any(last(HASHED, part) == wanted(example) for part in text.split("-->"))))  # fmt: skip
+reads_comments = each(
+    lambda text, example: float(
+        any(wanted(example) in (any_form(part), last(HASHED, part)) for part in text.split("-->"))
+    )
+)
 deletes_words = each(_deletes_words)
 format_only = each(lambda text, _: float(bool(HASHED.search(text) or NUMBER.search(text))))
 always_one = each(lambda text, _: 1.0)
@@ -128,7 +131,7 @@ def first_is_better(texts: list[str], examples: list[Example]) -> list[float]:
     ]
 
 
-SEEN: Counter[str] = Counter()
+SEEN = Counter[str]()
 
 
 def seen_before(texts: list[str], examples: list[Example]) -> list[Any]:

@@ -19,24 +19,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Audit, and print what was found. The exit status says nothing about the reward."""
-    with quick_imports():
-        from lmgym.experiments.audit.asked import is_reward, of_recipe, of_reward
-        from lmgym.experiments.audit.audit import audit
-        from lmgym.experiments.audit.report import as_json, print_audit
-        from lmgym.logs.console import Console
-        from lmgym.logs.formatting import json_text
+    from lmgym.experiments.audit.asked import is_reward, of_reward
+    from lmgym.experiments.audit.audit import audit
+    from lmgym.experiments.audit.report import as_json, print_audit
+    from lmgym.logs.console import Console
+    from lmgym.logs.formatting import json_text
 
     with Console(quiet=given.json) as console:
-        console.doing("reading the data")
-        if is_reward(given.what):
+        if is_reward(given.what, given.task):
             if given.stage is not None:
                 raise LmgymError(f"'{given.what}' is a reward, and --stage is about a recipe; leave it out")
             asked = of_reward(given.what, given.task, given.overrides)
         else:
             if given.task is not None:
-                raise LmgymError(
-                    f"--task is for a reward by its name, and {given.what} is a recipe; write task.name=..."
-                )
+                raise LmgymError(f"--task is for a reward by its name; of the recipe {given.what} write task.name=...")
+            with quick_imports():
+                from lmgym.experiments.audit.recipe import of_recipe
+
+            console.doing("reading the data")
             asked = of_recipe(read_recipe(given)[0], given.stage)
         for note in asked.notes:
             console.say(note)

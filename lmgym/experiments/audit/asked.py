@@ -1,4 +1,4 @@
-"""What `lmgym audit` is asked about: the rewards of a recipe's stage, or a reward by its name on a task."""
+"""What `lmgym audit` is asked about; here a reward by its name, on a task (recipe.py: the rewards of a recipe)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.packaged import packaged_recipes
-from lmgym.config.schema import Config
 from lmgym.config.yaml import apply_override
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
@@ -16,10 +15,8 @@ from lmgym.rewards.base import Reward
 from lmgym.rewards.building import build_rewards
 from lmgym.tasks.base import load_task
 from lmgym.tasks.streamed import first_of
-from lmgym.training.setup import training_examples
 from lmgym.types import Example
 
-CHARACTERS = 4  # of a token, about
 ROOM = 20_000  # characters of the longest answer, if it is not known
 KEYS = ("task", "rewards", "plugins", "seed", "reward_timeout")  # of a recipe, that count for a reward by its name
 
@@ -29,7 +26,7 @@ class Asked:
     """Rewards and the examples to audit them on; `tokenizer` is None where no reward reads tokens. `room`: characters
     of the longest answer that training would sample. `notes`: what to say first.
 
-    Example: of_recipe(load_config("gsm8k_grpo")).rewards[0].name -> "final_answer\""""
+    Example: of_reward("final_answer", "arithmetic", []).rewards[0].name -> "final_answer\""""
 
     rewards: list[Reward]
     examples: Sequence[Example]
@@ -39,33 +36,11 @@ class Asked:
     notes: tuple[str, ...] = ()
 
 
-def is_reward(word: str) -> bool:
-    """Whether a word names a reward, and not a recipe or a file."""
+def is_reward(word: str, task: str | None) -> bool:
+    """Whether a word names a reward, and not a recipe or a file; with a task it is that of a plug-in, too."""
     if Path(word).exists() or word in packaged_recipes():
         return False
-    return word in registry.names("reward") or (":" in word and not word.endswith((".yaml", ".yml")))
-
-
-def of_recipe(config: Config, stage: str | None = None) -> Asked:
-    """The rewards of a stage: the one of this name, or the last one that has rewards. Raises LmgymError if there is
-    none, and where an environment makes the prompts, since answers must be written without it."""
-    names = [one.name for one in config.stages]
-    if stage is not None and stage not in names:
-        raise LmgymError(f"there is no stage '{stage}'; {suggest(stage, names)}")
-    found = [one for one in config.stages if (one.rewards if stage is None else one.name == stage)]
-    if not found or not found[-1].rewards:
-        raise LmgymError(
-            "no stage has rewards to audit; name a reward and a task: lmgym audit final_answer --task gsm8k"
-        )
-    chosen = found[-1]
-    if not getattr(registry.get("env", chosen.env["name"]), "needs_data", True):
-        raise LmgymError(f"environment '{chosen.env['name']}' makes its own prompts; audit takes those of a task")
-    played = f"the stage plays environment '{chosen.env['name']}'; here each answer is a single message"
-    rewards = build_rewards(chosen.rewards)
-    return Asked(
-        rewards, first_of(training_examples(config, chosen)), config.reward_timeout, _tokenizer(config, rewards),
-        max(chosen.sampling.max_new_tokens * CHARACTERS, 100), (played,) if chosen.is_played else (),
-    )  # fmt: skip
+    return task is not None or word in registry.names("reward") or (":" in word and not word.endswith(".yaml"))
 
 
 def of_reward(name: str, task: str | None, overrides: Sequence[str]) -> Asked:
@@ -89,19 +64,3 @@ def of_reward(name: str, task: str | None, overrides: Sequence[str]) -> Asked:
     seed = converted(int, tree.get("seed", 0), "seed")
     examples = load_task(tree["task"]["name"], tree["task"].get("split", "train"), seed=seed, **arguments)
     return Asked(rewards, first_of(examples), converted(float, tree.get("reward_timeout", 60.0), "reward_timeout"))
-
-
-def _tokenizer(config: Config, rewards: Sequence[Reward]) -> Any:
-    """The tokenizer of the recipe's model, if a reward may read tokens."""
-    if not any(_may_read_tokens(reward) for reward in rewards if reward.weight):
-        return None
-    from lmgym.models.load import load_tokenizer
-
-    return load_tokenizer(config.policy)
-
-
-def _may_read_tokens(reward: Reward) -> bool:
-    function = reward.function
-    judge = "model" in getattr(function, "keywords", {}) or getattr(function, "compares", False)
-    of_episodes = getattr(function, "takes_episodes", False) and not judge
-    return reward.by_token or of_episodes or hasattr(function, "reads_sequence")

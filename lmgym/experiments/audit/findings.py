@@ -1,8 +1,8 @@
 """What is wrong with a reward, by what it has said: rates with intervals, and findings.
 
 A finding needs proof: the lower bound of the 99% interval of its rate must lie above RATE, one in ten. So a few odd
-answers are no finding, nor is a judge's noise, which raises as many answers as it lowers; nor is anything that was
-tried on fewer than four examples."""
+answers are no finding, nor is a judge's noise, which raises as many answers as it lowers. Of attacks and changes
+nothing can be proven with fewer than ENOUGH examples."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ RATE = 0.1  # of answers; more than so many make a finding
 SURE = 0.99  # confidence of the interval that proves a finding; tables show 95%
 NOTABLE = 0.1  # of what lies between a right and a wrong answer; a smaller change is none
 LOST = 0.5  # of that; a right answer that loses more is not paid as a right one
+ENOUGH = 9  # examples: so many that an attack that always works is a finding
 WORST = 3  # examples that are shown of a finding
 Level = Literal["problem", "note"]
 
@@ -255,8 +256,12 @@ def _failures(heard: Heard) -> list[Finding]:
 
 def _what(name: str) -> str:
     probe = ATTACKS.get(name) or CHANGES.get(name)
-    words = {"right": "that are right", "near": "that are near misses", "other": "to another example", "sentence": "that "
-             "are any sentence"}  # fmt: skip
+    words = {
+        "right": "that are right",
+        "near": "that are near misses",
+        "other": "to another example",
+        "sentence": "that are any sentence",
+    }
     return probe.says if probe else words[name]
 
 

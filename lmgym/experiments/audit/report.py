@@ -7,7 +7,7 @@ from lmgym.core.visible import visible
 from lmgym.experiments.audit.audit import Audit
 from lmgym.experiments.audit.cases import REFERENCE
 from lmgym.experiments.audit.court import Try
-from lmgym.experiments.audit.findings import RATE, Rates, Verdict
+from lmgym.experiments.audit.findings import ENOUGH, RATE, Rates, Verdict
 from lmgym.experiments.audit.probes import ATTACKS
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import decimal, shorten
@@ -119,6 +119,8 @@ def conclusion(found: Audit) -> Iterator[str]:
     about = f"{len(found.cases)} examples, {right} with a right answer"
     tried = len({name for verdict in found.verdicts for name in verdict.heard.tried})
     yield f"tried: {tried} attacks and changes on {about}, answers written {form.name}"
+    if len(found.cases) < ENOUGH:
+        yield f"with fewer than {ENOUGH} examples no attack can be proven, however often it works; read the tables"
     problems = [(verdict.heard.name, one) for verdict in found.verdicts for one in verdict.findings
                 if one.level == "problem"]  # fmt: skip
     if not problems:
