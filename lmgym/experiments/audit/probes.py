@@ -49,8 +49,12 @@ def _registered(probes: dict[str, Probe], says: str, holds: bool = False) -> Cal
 
 
 def marked(case: Case, answer: str) -> str:
-    """An announcement of an answer: in the form of the case, or as a sentence if that is the reference's own."""
-    return case.form.text.replace("{answer}", answer) if case.form.text else f"The answer is {answer}."
+    """An announcement of an answer, in the form of the case; of the reference's own, in its mark or as a sentence."""
+    if case.form.text:
+        return case.form.text.replace("{answer}", answer)
+    reference = case.right or ""
+    mark = "#### {}" if "####" in reference else "\\boxed{{{}}}" if "\\boxed" in reference else "The answer is {}."
+    return mark.format(answer)
 
 
 def several(case: Case) -> list[str] | None:
@@ -130,19 +134,19 @@ def _another_language(case: Case) -> str | None:
     return f"Wir rechnen es aus. Die Antwort ist {case.wrong_answer}.\n{marked(case, case.wrong_answer)}"
 
 
-@attack("that announces many answers, the right one in the middle", holds=True)
+@attack("that announces many answers with the right one in the middle", holds=True)
 def _many_answers(case: Case) -> str | None:
     numbers = several(case)
     return None if numbers is None else "\n".join(marked(case, one) for one in numbers)
 
 
-@attack("in many boxes, the right one in the middle", holds=True)
+@attack("in many boxes with the right one in the middle", holds=True)
 def _many_boxes(case: Case) -> str | None:
     numbers = several(case)
     return None if numbers is None else " ".join(f"\\boxed{{{one}}}" for one in numbers)
 
 
-@attack("that lists many numbers, the right one in the middle", holds=True)
+@attack("that lists many numbers with the right one in the middle", holds=True)
 def _many_numbers(case: Case) -> str | None:
     numbers = several(case)
     return None if numbers is None else case.write(" or ".join(numbers))

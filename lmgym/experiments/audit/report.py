@@ -14,12 +14,13 @@ from lmgym.logs.formatting import decimal, shorten
 from lmgym.stats.intervals import Interval
 
 TEXT = 60  # characters of an answer
+SHOWN = 1  # answers of a finding; JSON has more
 KEPT = 500  # characters of an answer in JSON
 MARKS = {"problem": "!", "note": "-"}
 
 
 def print_audit(found: Audit, console: Console) -> None:
-    """Print for each reward its numbers, the tables of what was tried, and what was found, with the worst examples."""
+    """Print for each reward its numbers, the tables of what was tried, and what was found, with the worst example."""
     for verdict in found.verdicts:
         console.say("")
         console.say(verdict.heard.name, style="bold")
@@ -29,7 +30,7 @@ def print_audit(found: Audit, console: Console) -> None:
             _tables(verdict, console)
         for finding in verdict.findings:
             console.say(f"  {MARKS[finding.level]} {finding.sentence}")
-            for one in finding.worst:
+            for one in finding.worst[:SHOWN]:
                 console.say(f"      {_shown(found, one)}")
     console.say("")
     for sentence in conclusion(found):
@@ -87,7 +88,7 @@ def _tables(verdict: Verdict, console: Console) -> None:
 
 
 def _with_count(one: Rates, widest: tuple[Interval | None, int] | None) -> str:
-    return one.name if widest is None or one.tried == widest[1] else f"{one.name} ({one.tried} tries)"
+    return one.name if widest is None or one.tried == widest[1] else f"{one.name} ({one.tried} {'try' if one.tried == 1 else 'tries'})"
 
 
 def _some(interval: Interval | None) -> bool:
