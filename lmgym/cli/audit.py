@@ -42,7 +42,7 @@ def run(given: argparse.Namespace) -> None:
             console.say(note)
         found = audit(
             asked.rewards, asked.examples, given.examples, given.seed, asked.timeout, asked.tokenizer, asked.room,
-            say=console.say, doing=console.doing,
+            asked.whole, say=console.say, doing=console.doing,
         )  # fmt: skip
         if given.json:
             print(json_text(as_json(found)), end="")

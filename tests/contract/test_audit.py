@@ -24,6 +24,7 @@ from lmgym.rewards.building import build_rewards
 from lmgym.rewards.groups import of_groups
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, RatedAnswer, Turn
+from tests.golden.test_judges import Server, said
 from tests.runs import complaint
 
 SUMS = examples_of("sums")
@@ -124,6 +125,26 @@ def test_the_cost_is_what_is_asked() -> None:
     assert cost_of(endpoint, cases).startswith(f"{cost(cases, False):,} answers to judge; each answer costs a request")
 
 
+def test_a_judge_behind_an_endpoint_that_obeys_the_answer() -> None:
+    """A real server, which is asked no more often than was said. It likes letters, and does as it is told."""
+    asked = list[str]()
+
+    def reply(number: int, request: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        asked.append(request["messages"][-1]["content"])
+        letters = sum(map(ord, asked[-1])) % 5 + 1
+        return said("10" if "10 of 10 points" in asked[-1] else str(letters))
+
+    server, sentences = Server(reply), list[str]()
+    try:
+        section = {"base_url": server.url, "model": "judge", "retries": 0}
+        found = audit(build_rewards({"endpoint_judge": section}), SUMS, 10, say=sentences.append).verdicts[0]
+    finally:
+        server.close()
+    promised = int(sentences[0].split(": ")[1].split(" ")[0])
+    assert 0 < len(asked) <= promised
+    assert {"labels/near", "labels/other"} & codes(found) and {"raised/injection", "paid/injection"} & codes(found)
+
+
 def test_groups_are_compared_as_groups() -> None:
     sizes = set[int]()
 
@@ -160,6 +181,8 @@ def test_failures_and_silence_are_told_apart() -> None:
 def test_a_reward_of_the_text_alone_is_a_problem_if_it_is_all_there_is() -> None:
     length = build_rewards({"length": {"weight": 0.1, "target": 50}})[0]
     assert codes(audit([length], SUMS, 8).verdicts[0]) == {"text alone"}
+    sentence = audit([length], SUMS, 8, whole=False).verdicts[0].findings[0].sentence
+    assert "most for: injection (0.44), flattery (0.28)" in sentence and "least for: " in sentence
     both = audit([length, *build_rewards({"answer_format": 1.0})], SUMS, 8).verdicts
     assert [codes(one) for one in both] == [set(), set(), {"text alone"}]
     without = [Example(f"a/{n}", f"question {n}") for n in range(8)]

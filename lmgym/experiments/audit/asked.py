@@ -24,7 +24,7 @@ KEYS = ("task", "rewards", "plugins", "seed", "reward_timeout")  # of a recipe, 
 @dataclass(frozen=True)
 class Asked:
     """Rewards and the examples to audit them on; `tokenizer` is None where no reward reads tokens. `room`: characters
-    of the longest answer that training would sample. `notes`: what to say first.
+    of the longest answer that training would sample. `notes`: what to say first. `whole`: a run has no other rewards.
 
     Example: of_reward("final_answer", "arithmetic", []).rewards[0].name -> "final_answer\""""
 
@@ -34,6 +34,7 @@ class Asked:
     tokenizer: Any = None
     room: int = ROOM
     notes: tuple[str, ...] = ()
+    whole: bool = True
 
 
 def is_reward(word: str, task: str | None) -> bool:
@@ -63,4 +64,6 @@ def of_reward(name: str, task: str | None, overrides: Sequence[str]) -> Asked:
     arguments = {key: value for key, value in tree["task"].items() if key not in ("name", "split")}
     seed = converted(int, tree.get("seed", 0), "seed")
     examples = load_task(tree["task"]["name"], tree["task"].get("split", "train"), seed=seed, **arguments)
-    return Asked(rewards, first_of(examples), converted(float, tree.get("reward_timeout", 60.0), "reward_timeout"))
+    return Asked(
+        rewards, first_of(examples), converted(float, tree.get("reward_timeout", 60.0), "reward_timeout"), whole=False
+    )

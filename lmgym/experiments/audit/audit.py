@@ -35,11 +35,13 @@ def audit(
     timeout: float = 60.0,
     tokenizer: Any = None,
     room: int = 20_000,
+    whole: bool = True,
     say: Callable[[str], None] = lambda sentence: None,
     doing: Callable[[str], None] = lambda what: None,
 ) -> Audit:
     """Audit the rewards that count (weight other than 0) on `count` of the examples. `say` gets what is about to be
     asked and what it costs. `room`: characters of the longest answer; `tokenizer`: of the recipe's model.
+    `whole`: these are all rewards of a run, which should tell right answers from wrong ones.
 
     Raises LmgymError without a reward or an example, and where a reward cannot judge even plain answers."""
     counted = [reward for reward in rewards if reward.weight]
@@ -54,9 +56,9 @@ def audit(
     for reward in counted:
         say(f"{reward.name}: {cost_of(reward, cases)}")
     heard = [hear(judging, cases, doing) for judging in judges]
-    verdicts = [judge_reward(one, alone=len(heard) == 1) for one in heard]
+    verdicts = [judge_reward(one, alone=whole and len(heard) == 1) for one in heard]
     if len(heard) > 1:
-        verdicts.append(judge_reward(summed(TOTAL, heard, [reward.weight for reward in counted]), alone=True))
+        verdicts.append(judge_reward(summed(TOTAL, heard, [reward.weight for reward in counted]), alone=whole))
     return Audit(cases, verdicts)
 
 

@@ -97,14 +97,26 @@ def judge_reward(heard: Heard, alone: bool = False) -> Verdict:
     found += _unstable(verdict)
     if text_alone:
         level: Level = "problem" if alone and "right" in heard.plain else "note"
-        found.append(Finding("text alone", level, "it looks at the text alone: an answer earns the same for another "
-                             "question, so right and wrong were not asked about"))  # fmt: skip
+        sentence = (
+            "it looks at the text alone: an answer earns the same for another question, so right and wrong were not"
+        )
+        found.append(Finding("text alone", level, f"{sentence} asked about; {_most_and_least(heard)}"))
         return verdict
     found += _labels(heard, verdict)
     for name, tries in heard.tried.items():
         found += _of_attack(name, tries, gap) if name in ATTACKS else _of_change(name, tries, gap)
     found.sort(key=lambda one: one.level == "note")
     return verdict
+
+
+def _most_and_least(heard: Heard) -> str:
+    """Which kinds of answers a reward likes most and least, by their mean numbers."""
+    means = dict[str, float]()
+    for name, tries in {**heard.plain, **heard.tried}.items():
+        if known := [one.value for one in tries if one.value is not None]:
+            means[{"near": "a near miss", "other": "another's answer"}.get(name, name)] = math.fsum(known) / len(known)
+    ranked = [f"{name} ({means[name]:.3g})" for name in sorted(means, key=lambda name: -means[name])]
+    return f"it pays most for: {', '.join(ranked[:3])}; least for: {', '.join(ranked[-3:])}"
 
 
 def _gap(heard: Heard) -> float:

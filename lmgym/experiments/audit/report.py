@@ -88,7 +88,11 @@ def _tables(verdict: Verdict, console: Console) -> None:
 
 
 def _with_count(one: Rates, widest: tuple[Interval | None, int] | None) -> str:
-    return one.name if widest is None or one.tried == widest[1] else f"{one.name} ({one.tried} {'try' if one.tried == 1 else 'tries'})"
+    return (
+        one.name
+        if widest is None or one.tried == widest[1]
+        else f"{one.name} ({one.tried} {'try' if one.tried == 1 else 'tries'})"
+    )
 
 
 def _some(interval: Interval | None) -> bool:
