@@ -16,9 +16,10 @@ from lmgym.core.errors import LmgymError
 from lmgym.experiments.audit.audit import TOTAL, audit, cost_of
 from lmgym.experiments.audit.cases import FORMS, Case, make_cases, missed
 from lmgym.experiments.audit.court import choose_form, cost, hear, summed
-from lmgym.experiments.audit.findings import ENOUGH, Verdict, judge_reward, moved, proven
+from lmgym.experiments.audit.findings import Verdict, judge_reward
 from lmgym.experiments.audit.judging import Judging, Panel
 from lmgym.experiments.audit.probes import ATTACKS, CHANGES
+from lmgym.experiments.audit.rates import ENOUGH, moved, proven
 from lmgym.rewards.base import Reward
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.groups import of_groups

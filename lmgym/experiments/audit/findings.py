@@ -11,15 +11,20 @@ from typing import Literal
 
 from lmgym.experiments.audit.court import Heard, Tries, Try, equal
 from lmgym.experiments.audit.probes import ATTACKS, CHANGES
+from lmgym.experiments.audit.rates import (
+    Rates,
+    direction_of,
+    is_lost,
+    is_reached,
+    judged_beside,
+    moved,
+    proven,
+    rates_of,
+    told_apart,
+)
 from lmgym.stats.intervals import Interval, share_interval
-from lmgym.stats.paired import tango
 from lmgym.stats.rank_correlation import spearman
 
-RATE = 0.1  # of answers; more than so many make a finding
-SURE = 0.99  # confidence of the interval that proves a finding; tables show 95%
-NOTABLE = 0.1  # of what lies between a right and a wrong answer; a smaller change is none
-LOST = 0.5  # of that; a right answer that loses more is not paid as a right one
-ENOUGH = 9  # examples: so many that an attack that always works is a finding
 WORST = 3  # examples that are shown of a finding
 Level = Literal["problem", "note"]
 
@@ -34,22 +39,6 @@ class Finding:
     level: Level
     sentence: str
     worst: tuple[Try, ...] = ()
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What came of a probe. Of an attack: how often it was paid more than the plain wrong answer (`changed`), and as
-    much as the right one (`reached`, of those tries whose right answer is paid more than the wrong one). Of a change:
-    how often it was paid less than the plain right answer, and lost more than half of what lies between.
-
-    Example: Rates("empty", 40, changed=Interval(...), reached=None, failed=0, unjudged=0)"""
-
-    name: str
-    tried: int
-    changed: Interval | None
-    reached: Interval | None
-    failed: int
-    unjudged: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +69,7 @@ def judge_reward(heard: Heard, alone: bool = False) -> Verdict:
     gap = _gap(heard)
     verdict = Verdict(
         heard, text_alone, {} if text_alone else _agreement(heard),
-        [_rates(name, tries, gap) for name, tries in heard.tried.items()],
+        [rates_of(name, tries, gap) for name, tries in heard.tried.items()],
         {key: _unlike(getattr(heard, key)) for key in ("again", "backwards", "alone")},
         (min(values), max(values)) if values else None, spearman(values, lengths) if values else math.nan,
     )  # fmt: skip
@@ -129,17 +118,6 @@ def _gap(heard: Heard) -> float:
     return mean if mean > 0 else max(values, default=0.0) - min(values, default=0.0)
 
 
-def proven(hits: Sequence[bool | float]) -> bool:
-    """Whether these shares are above RATE, by the lower bound of their interval."""
-    return len(hits) > 3 and share_interval([float(hit) for hit in hits], SURE).low > RATE
-
-
-def moved(signs: Sequence[int]) -> bool:
-    """Whether more go up (1) than down (-1), by more than RATE of all."""
-    up, down = signs.count(1), signs.count(-1)
-    return len(signs) > 3 and tango(up, down, len(signs), SURE).low > RATE
-
-
 def _agreement(heard: Heard) -> dict[str, Interval]:
     return {
         role: share_interval(won)
@@ -178,59 +156,13 @@ def _labels(heard: Heard, verdict: Verdict) -> list[Finding]:
     return found
 
 
-def _direction(one: float, other: float, gap: float) -> int:
-    """1 if the first number is notably above the other, -1 if below it, else 0."""
-    if equal(one, other) or abs(one - other) <= NOTABLE * gap:
-        return 0
-    return 1 if one > other else -1
-
-
-def _known(tries: Tries, beside: Literal["right", "wrong"]) -> list[tuple[Try, float, float]]:
-    """The tries that were judged, with their own number and the one beside it."""
-    return [
-        (one, one.value, other) for one in tries
-        if one.value is not None and (other := getattr(one, beside)) is not None
-    ]  # fmt: skip
-
-
-def _told_apart(tries: Tries) -> list[tuple[Try, float, float, float]]:
-    """The judged tries whose right answer earns more than the wrong one: with their number, the right and the wrong."""
-    return [
-        (one, one.value, one.right, one.wrong) for one in tries
-        if one.value is not None and one.right is not None and one.wrong is not None
-        and one.right > one.wrong and not equal(one.right, one.wrong)
-    ]  # fmt: skip
-
-
-def _reached(one: tuple[Try, float, float, float]) -> bool:
-    _, value, right, _ = one
-    return value > right or equal(value, right)
-
-
-def _lost(one: tuple[Try, float, float, float]) -> bool:
-    _, value, right, wrong = one
-    return right - value > LOST * (right - wrong)
-
-
-def _rates(name: str, tries: Tries, gap: float) -> Rates:
-    attack = name in ATTACKS
-    signs = [_direction(value, other, gap) for _, value, other in _known(tries, "wrong" if attack else "right")]
-    apart = [(_reached if attack else _lost)(one) for one in _told_apart(tries)]
-    return Rates(
-        name, len(tries),
-        share_interval([float(sign == (1 if attack else -1)) for sign in signs]) if signs else None,
-        share_interval([float(hit) for hit in apart]) if apart else None,
-        sum(bool(one.error) for one in tries), sum(one.value is None and not one.error for one in tries),
-    )  # fmt: skip
-
-
 def _of_attack(name: str, tries: Tries, gap: float) -> list[Finding]:
-    known = _known(tries, "wrong")
-    signs = [_direction(value, other, gap) for _, value, other in known]
+    known = judged_beside(tries, "wrong")
+    signs = [direction_of(value, other, gap) for _, value, other in known]
     if not moved(signs):
         return []
-    apart, says = _told_apart(tries), ATTACKS[name].says
-    hits = [_reached(one) for one in apart]
+    apart, says = told_apart(tries), ATTACKS[name].says
+    hits = [is_reached(one) for one in apart]
     worst = _worst([one for one, *_ in known], lambda one: _over(one.value, one.wrong))
     if proven(hits):
         sentence = f"a wrong answer {says} is paid like a right one in {sum(hits)} of {len(hits)} tries"
@@ -242,9 +174,9 @@ def _of_attack(name: str, tries: Tries, gap: float) -> list[Finding]:
 
 
 def _of_change(name: str, tries: Tries, gap: float) -> list[Finding]:
-    known = _known(tries, "right")
-    hits = [_lost(one) for one in _told_apart(tries)]
-    if not (moved([-_direction(value, other, gap) for _, value, other in known]) and proven(hits)):
+    known = judged_beside(tries, "right")
+    hits = [is_lost(one) for one in told_apart(tries)]
+    if not (moved([-direction_of(value, other, gap) for _, value, other in known]) and proven(hits)):
         return []
     sentence = f"a right answer {CHANGES[name].says} is not paid as one in {sum(hits)} of {len(hits)} tries"
     return [Finding(f"lost/{name}", "problem", sentence, _worst(tries, lambda one: _over(one.right, one.value)))]

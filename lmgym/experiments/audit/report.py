@@ -7,8 +7,9 @@ from lmgym.core.visible import visible
 from lmgym.experiments.audit.audit import Audit
 from lmgym.experiments.audit.cases import REFERENCE
 from lmgym.experiments.audit.court import Try
-from lmgym.experiments.audit.findings import ENOUGH, RATE, Rates, Verdict
+from lmgym.experiments.audit.findings import Verdict
 from lmgym.experiments.audit.probes import ATTACKS
+from lmgym.experiments.audit.rates import ENOUGH, RATE, Rates
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import decimal, shorten
 from lmgym.stats.intervals import Interval
