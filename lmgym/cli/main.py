@@ -29,6 +29,7 @@ EPILOG = """examples:
   lmgym train quickstart runs.seeds=[0,1,2]                       three seeds and a table over them
   lmgym train runs/quickstart                                     resume (add stages.rl.steps=300 to train longer)
   lmgym check gsm8k_grpo                                          a dry run: lengths, stops, rewards, memory
+  lmgym audit gsm8k_grpo                                          what its rewards pay for: attacks, before a run
   lmgym eval runs/quickstart --samples 8                          pass@1, 2, 4, 8; also of a checkpoint, or with --model
   lmgym compare runs/a runs/b                                     the same problems: the difference and its interval
   lmgym compare 'runs/a-*' 'runs/b-*'                             two groups of seeds, paired by seed
@@ -158,6 +159,7 @@ COMMANDS = {  # command: its module, and its help
     "plot": ("plot", "draw one metric of several runs, with intervals over seeds"),
     "view": ("view", "look at runs in the browser: curves, groups, answers, tokens"),
     "check": ("check", "a dry run of a recipe: loads everything, samples once, reports problems"),
+    "audit": ("audit", "try to trick a recipe's rewards, and say what they pay for"),
     "export": ("export", "write a trained model for sharing, with its tokenizer and a model card"),
     "convert": ("convert", "print another system's configuration as a recipe"),
     "list": ("list", "list the names that recipes can use"),

@@ -95,7 +95,7 @@ def test_lmgym_alone_names_five_commands_that_exist(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["trian", "x"], "there is no command trian; did you mean 'train'? Valid: bisect, check,"),
+        (["trian", "x"], "there is no command trian; did you mean 'train'? Valid: audit, bisect, check,"),
         (["quickstart"], "there is no command quickstart; to train quickstart, write: lmgym train quickstart"),
         (["train", "quickstart", "--steps", "5"], "keys of a recipe are written without dashes: steps=5"),
         (["train", "quickstart", "--learning-rate=1e-4"], "written without dashes: optimizer.learning_rate=1e-4"),

@@ -188,6 +188,7 @@ COMMAND_LINES: dict[str, list[tuple[int, str]]] = {  # the exit status, and the 
     "plot": [(0, "{sample}|--metric|{hostile}|--out|{folder}/plot{name}.png"), (1, "{sample}|--metric|no{hostile}")],
     "view": [(0, "{sample}|--html|{folder}/page{name}.html")],
     "check": [(1, "{recipe}"), (0, "{run}|--memory")],
+    "audit": [(0, "{recipe}|--examples|4"), (1, "{run}|--stage|no{hostile}"), (1, "no{hostile}|--task|hostile")],
     "export": [(0, "{run}|--to|{folder}/exported{name}")],
     "convert": [(0, "rl4lms|{rl4lms}")],
     "list": [(0, "--plugin|{folder}/hostile.py"), (0, "task|--json|--plugin|{folder}/hostile.py")],

@@ -19,6 +19,7 @@ from tests.torture.damage import change_bytes, change_tree, odd_value
 
 VERBS = ("resume",) * 6 + ("eval", "eval", "compare", "export", "export", "generate", "check")
 VERBS += ("view", "view", "doctor", "doctor", "serve", "what-if", "what-if", "bisect", "bisect", "why", "why")
+VERBS += ("audit",)
 ODD_NAMES = ("{} (copy)", "{}.bak", ".saving-{}", ".old-{}", "{}-1", "é{}", "stage-x-step-y", "stage-9-step-000009")
 ODD_NAMES += ("stage-0-step-99999999999", "stage-0-step--1", "stage--1-step-000001", "stage-0-step-000002-x")
 SPECIAL = ("a folder", "a dangling link", "a link to itself", "a link to /dev/null", "a pipe", "no permission")
