@@ -20,11 +20,13 @@ from lmgym.models.builtin import is_builtin
 from lmgym.models.load import ModelInfo, PolicySection, check_start_token, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import as_reward_model
+from lmgym.rollouts.other_tokenizer import token_pairs
 from lmgym.rollouts.sources import Own
 from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import decoder_answer_ids, has_template, plain_text, prompt_ids, source_ids
 from lmgym.text.control import control_tokens
 from lmgym.training.planning.lengths import check_lengths
+from lmgym.training.planning.other_tokenizer import check_other_tokenizer
 from lmgym.training.planning.prompt_report import about_prompts
 from lmgym.training.run import Data
 from lmgym.types import Example, Message
@@ -38,7 +40,7 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]], facts: Mo
         if facts.vocabulary:
             check_sampling(config, stage, facts.vocabulary)
         if (teacher := stage.algorithm.requirements.teacher) and teacher not in OWN_TEACHERS:
-            check_teacher(config.policy, facts, teacher)
+            check_teacher(config.policy, stage, facts, teacher)
         if (served := stage.algorithm.requirements.served_teacher) is not None:
             check_served_teacher(config.policy, facts, served)
     check_cut(config)
@@ -126,15 +128,14 @@ def teacher_section(section: PolicySection, name: str) -> PolicySection:
     return replace(own, tokenizer=section.tokenizer if is_builtin(name) else None)
 
 
-def check_teacher(section: PolicySection, facts: ModelInfo, name: str) -> None:
-    """Raise LmgymError if the teacher cannot score the policy's tokens."""
+def check_teacher(section: PolicySection, stage: Stage, facts: ModelInfo, name: str) -> None:
+    """Raise LmgymError if the teacher cannot score what the policy writes in this stage."""
     teacher = read_model_info(teacher_section(section, name))
     if teacher.encoder_decoder != facts.encoder_decoder:
         raise LmgymError(f"algorithm.teacher: {name} and the policy must both be causal, or both encoder-decoders")
     if teacher.tokenizer.get_vocab() != facts.tokenizer.get_vocab():
-        raise LmgymError(
-            f"algorithm.teacher: {name} has another tokenizer than the policy, so it cannot score the policy's tokens"
-        )
+        check_other_tokenizer(stage, name, facts.encoder_decoder)
+        token_pairs(facts.tokenizer, teacher.tokenizer, name, facts.vocabulary, teacher.vocabulary)
 
 
 def check_served_teacher(section: PolicySection, facts: ModelInfo, served: ServedTeacher) -> None:
