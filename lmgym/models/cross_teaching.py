@@ -3,11 +3,11 @@
 Tokens are compared by spans, the shortest pieces of the text that begin and end at once in both (text/alignment.py):
 the policy's m tokens of a span and the teacher's k write the same bytes.
 
-m = k = 1   The divergence of whole next-token distributions, over the tokens that both vocabularies have, by their
-            bytes, and one bucket for all others, with its exact gradient. Taking outcomes together makes no divergence
-            larger, so where both tokenizers would cut every text alike it is a lower bound of the whole one. Else it is
-            an approximation: "th" as the next token is not the same event for a model that may also say "the" in one
-            token and for one that must go on with "e".
+m = k = 1   The divergence of whole next-token distributions, with its exact gradient, over the tokens that both
+            vocabularies have. Any other token counts as the common one that its text begins with, and the few that
+            begin with none are one bucket (text/token_pairs.py). Taking outcomes together makes no divergence larger,
+            so this is a lower bound. It is an approximation where a tokenizer may cut a text in a way that it usually
+            does not: "th" then "e", where it has "the".
 else        By the chain rule log p(span) is the sum of the policy's m log-probabilities, log q(span) that of the
             teacher's k. The span counts as one outcome drawn from p: an estimate of the divergence over spans, and its
             score-function gradient (`Divergence.of_sample`) by all m log-probabilities. The policy must have sampled
@@ -17,7 +17,7 @@ else        By the chain rule log p(span) is the sum of the policy's m log-proba
 Which of the two a place gets depends on what was sampled there; no token is credited with later spans. Tokens in no
 span (bytes of no character, control tokens) have a divergence of 0."""
 
-from collections.abc import Sequence
+import math
 from typing import NamedTuple
 
 import torch
@@ -26,44 +26,34 @@ from torch import Tensor
 
 from lmgym.batch import Batch, States
 from lmgym.core.errors import LmgymError
-from lmgym.functional.divergences import SMALLEST_REST, Divergence
+from lmgym.functional.divergences import SMALLEST_REST, Divergence, class_logprobs
+from lmgym.functional.spans import match_spans
 from lmgym.models.distributions import logprobs_of_states
 from lmgym.models.kernels.fused_divergence import Comparison, OfPart, TeacherLogits
 from lmgym.models.scoring import ScoringModel
 from lmgym.models.teaching import Compared, Teacher, compare_by, logits_of, teacher_states
+from lmgym.text.token_pairs import TokenPairs
 
 
-class CommonTokens(NamedTuple):
-    """Ids of the tokens that are taken for each other, of the policy and of its teacher.
-    Example: CommonTokens(policy=torch.tensor([3, 4]), teacher=torch.tensor([17, 235]))"""
+class TokenClasses(NamedTuple):
+    """The class of each token of the policy's head and of the teacher's: the K outcomes that are compared, and the rest
+    (class K). Example: TokenClasses(torch.tensor([0, 1, 0, 2]), torch.tensor([3, 2, 0, 1]), rest=3)"""
 
-    policy: Int[Tensor, " K"]
-    teacher: Int[Tensor, " K"]
-
-
-def common_tokens(pairs: Sequence[tuple[int, int]], device: torch.device | str = "cpu") -> CommonTokens:
-    """Pairs of ids as tensors. Example: common_tokens([(3, 17), (4, 235)]).teacher -> tensor([17, 235])"""
-    ids = torch.tensor(list(pairs), dtype=torch.long, device=device).reshape(-1, 2)
-    return CommonTokens(ids[:, 0].contiguous(), ids[:, 1].contiguous())
+    policy: Int[Tensor, " V"]
+    teacher: Int[Tensor, " W"]
+    rest: int
 
 
-class _Spans(NamedTuple):
-    """The span of each token, counted through all rows: of R actions of the policy and S of the teacher; how many
-    tokens of the policy each of the spans has; and which tokens are in a span of one on both sides, or of more."""
-
-    own: Int[Tensor, " R"]
-    other: Int[Tensor, " S"]
-    sizes: Int[Tensor, " G"]
-    single: Bool[Tensor, " R"]
-    longer: Bool[Tensor, " R"]
-    other_single: Bool[Tensor, " S"]
-    other_longer: Bool[Tensor, " S"]
+def token_classes(pairs: TokenPairs, device: torch.device | str = "cpu") -> TokenClasses:
+    """The classes as tensors. Example: token_classes(token_pairs(policy.tokenizer, teacher.tokenizer, "t"), "cuda")"""
+    own, other = (torch.tensor(ids, device=device) for ids in (pairs.policy_classes, pairs.teacher_classes))
+    return TokenClasses(own, other, pairs.rest)
 
 
 def compare_spans(
     model: ScoringModel,
     teacher: Teacher,
-    common: CommonTokens | None,
+    classes: TokenClasses | None,
     batch: Batch,
     states: States,
     row: Int[Tensor, " R"],
@@ -74,15 +64,15 @@ def compare_spans(
 
     The divergence of a longer span is spread evenly over its m tokens. The temperature is applied to both models. The
     teacher runs without gradient, and the logits [r V] and [r W] of a chunk exist at a time. Raises LmgymError without
-    `batch.hinted` or without `common`."""
+    `batch.hinted` or without `classes`."""
     read = batch.hinted
-    if read is None or common is None:
+    if read is None or classes is None:
         raise LmgymError(
             "the batch has spans of another tokenizer, but not what the teacher reads (`hinted`), or the policy has no "
-            "`common` tokens with it; lmgym.training.stage gives both"
+            "`classes` of tokens; lmgym.training.stage gives both"
         )
     other_row, other_column = read.actions.nonzero(as_tuple=True)
-    spans = _spans(batch, read, row, column, other_row, other_column)
+    spans = match_spans(batch.require("span"), batch.actions, read.require("span"), read.actions)
     # 1. The teacher: its logits at spans of one token, its log-probabilities of the tokens in longer ones.
     taught = teacher_states(teacher, read, other_row, other_column)
     logits = logits_of(teacher, _some(taught, spans.other_single))
@@ -91,7 +81,7 @@ def compare_spans(
         places = other_row[longer], other_column[longer]
         said, _ = logprobs_of_states(teacher, read, _some(taught, longer), *places, entropy=False)
     # 2. The policy: all log-probabilities, and whole distributions at spans of one token.
-    comparison = with_common(divergence, common, logits, spans.single, batch.temperature or 1.0)
+    comparison = with_classes(divergence, classes, logits, spans.single, batch.temperature or 1.0)
     chunk = min(model.head_chunk, teacher.head_chunk)
     logprobs, divergences = compare_by(model, batch, states, row, column, comparison, chunk)
     # 3. Longer spans, each as one outcome.
@@ -106,15 +96,15 @@ def compare_spans(
     return Compared(logprobs, divergences.masked_scatter(spans.longer, of_longer))
 
 
-def with_common(
+def with_classes(
     divergence: Divergence,
-    common: CommonTokens,
+    classes: TokenClasses,
     teacher_logits: TeacherLogits,
     single: Bool[Tensor, " R"],
     temperature: float = 1.0,
 ) -> Comparison:
-    """The comparison of the rows that are `single` with a teacher whose logits are known of these alone, over the K
-    common tokens and one bucket for all others (`Divergence.of_top`); 0 for the other rows."""
+    """The comparison of the rows that are `single` with a teacher whose logits are known of these alone, over the
+    classes of tokens (`Divergence.of_classes`); 0 for the other rows."""
     before = [0, *single.cumsum(0).tolist()]  # of the teacher's rows, before each of the policy's
 
     def of_chunk(rows: slice) -> OfPart:
@@ -126,9 +116,8 @@ def with_common(
             begin, end = before[part.start], before[part.stop]
             if taught is not None and begin < end:
                 own, which = taught[begin - first : end - first].to(student.dtype) / temperature, single[part]
-                grouped = common_logprobs(own.log_softmax(-1), common.teacher)
-                ids = common.policy.expand(end - begin, -1)
-                values[which], by_logits[which] = divergence.of_top(student[which], ids, grouped)
+                grouped = teacher_classes(own.log_softmax(-1), classes)
+                values[which], by_logits[which] = divergence.of_classes(student[which], classes.policy, grouped)
             return values, by_logits
 
         return of_part
@@ -136,34 +125,12 @@ def with_common(
     return of_chunk
 
 
-def common_logprobs(logprobs: Float[Tensor, "R W"], ids: Int[Tensor, " K"]) -> Float[Tensor, "R K+1"]:
-    """The log-probabilities of K tokens, and behind them that of all others together, which get at least
-    `SMALLEST_REST`: a teacher whose every token the policy has finds the policy's other tokens that unlikely.
-
-    Example: common_logprobs(torch.tensor([[.5, .3, .2]]).log(), torch.tensor([2])).exp() -> [[.2, .8]]"""
-    rest = logprobs.index_fill(1, ids, -torch.inf).logsumexp(-1, keepdim=True)
-    least = torch.tensor(SMALLEST_REST, dtype=logprobs.dtype, device=logprobs.device).log()
-    return torch.cat([logprobs[:, ids], rest.maximum(least)], 1)
-
-
-def _spans(batch: Batch, read: Batch, row: Tensor, column: Tensor, other_row: Tensor, other_column: Tensor) -> _Spans:
-    own, other = batch.require("span"), read.require("span")
-    width = 1 + int(max(own.max(), other.max()))
-    number, other_number = own[row, column], other[other_row, other_column]
-    inside, other_inside = number > 0, other_number > 0
-    number, other_number = row * width + number, other_row * width + other_number
-    sizes, other_sizes = (torch.bincount(one, minlength=len(batch) * width) for one in (number, other_number))
-    single = (sizes == 1) & (other_sizes == 1)
-    both = (sizes > 0) & (other_sizes > 0) & ~single
-    return _Spans(
-        number,
-        other_number,
-        sizes,
-        inside & single[number],
-        inside & both[number],
-        other_inside & single[other_number],
-        other_inside & both[other_number],
-    )
+def teacher_classes(logprobs: Float[Tensor, "R W"], classes: TokenClasses) -> Float[Tensor, "R K+1"]:
+    """The teacher's log-probability of each class. The rest gets at least `SMALLEST_REST`: a teacher without any such
+    token finds the policy's that unlikely, not impossible."""
+    grouped = class_logprobs(logprobs, classes.teacher, classes.rest + 1)
+    grouped[:, -1].clamp_(min=math.log(SMALLEST_REST))
+    return grouped
 
 
 def _some(states: States, which: Bool[Tensor, " R"]) -> States:

@@ -1,7 +1,7 @@
 """Answers as a teacher with another tokenizer reads them. Imports no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lmgym.core.errors import LmgymError
@@ -9,60 +9,8 @@ from lmgym.rollouts.hints import hinted_prompt
 from lmgym.rollouts.players import Actor, PromptCache
 from lmgym.text.alignment import aligned
 from lmgym.text.chat import end_id, has_template
-from lmgym.text.token_bytes import TokenBytes, token_bytes
+from lmgym.text.token_pairs import TokenPairs
 from lmgym.types import Episode, Prompt
-
-
-@dataclass(frozen=True)
-class TokenPairs:
-    """The tokens of a policy and of its teacher that are taken for each other: `common` are pairs of ids that write the
-    same bytes, `ends` those that end an answer.
-
-    Example: token_pairs(policy.tokenizer, teacher.tokenizer, "Qwen/Qwen3-8B", 49152, 151936).ends -> [(2, 151645)]"""
-
-    policy: TokenBytes
-    teacher: TokenBytes
-    common: list[tuple[int, int]]
-    ends: list[tuple[int, int]]
-
-    @property
-    def counted(self) -> list[tuple[int, int]]:
-        """All pairs: the outcomes over which next-token distributions are compared."""
-        return [*self.common, *self.ends]
-
-    def table(self, policy: Any, teacher: Any) -> list[str]:
-        """What the run prints of the two tokenizers, line by line."""
-        own, other, both = len(self.policy.ids), len(self.teacher.ids), len(self.common)
-        ends = ", ".join(f"{policy.decode([one])} is {teacher.decode([two])}" for one, two in self.ends)
-        templates = ["its chat template" if has_template(one, []) else "no chat template" for one in (policy, teacher)]
-        return [
-            "algorithm.teacher has another tokenizer; its tokens and the policy's are laid side by side by bytes:",
-            f"  policy   {own:>9,} texts of a token, {both / own:4.0%} of them the teacher's too; {templates[0]}",
-            f"  teacher  {other:>9,} texts of a token, {both / other:4.0%} of them the policy's too; {templates[1]}",
-            f"  the end of an answer: {ends}",
-        ]
-
-
-def token_pairs(
-    policy: Any, teacher: Any, name: str, policy_size: int | None = None, teacher_size: int | None = None
-) -> TokenPairs:
-    """Find which tokens of two tokenizers are taken for each other. The sizes are those of the models' heads, beyond
-    which no token counts; `name` is the teacher's.
-
-    Raises LmgymError for tokenizers whose tokens have no known bytes, and for one without an end of sequence."""
-    own, other = token_bytes(policy, "policy.model"), token_bytes(teacher, f"algorithm.teacher: {name}")
-    common = [(id, other.ids[text]) for text, id in own.ids.items() if text in other.ids]
-    if teacher.eos_token_id is None or policy.eos_token_id is None:
-        raise LmgymError(
-            f"algorithm.teacher: {name} has another tokenizer than the policy, and one of the two has no "
-            "end-of-sequence token, so their ends of an answer cannot be compared; set tokenizer.eos_token"
-        )
-    ends = [(end_id(policy), end_id(teacher))]
-    if policy.eos_token_id != ends[0][0] and teacher.eos_token_id != ends[0][1]:
-        ends.append((policy.eos_token_id, teacher.eos_token_id))
-    most, largest = policy_size or len(own.table), teacher_size or len(other.table)
-    within = [[(one, two) for one, two in pairs if one < most and two < largest] for pairs in (common, ends)]
-    return TokenPairs(own, other, *within)
 
 
 class Read(NamedTuple):

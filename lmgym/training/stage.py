@@ -22,7 +22,7 @@ from lmgym.logs.doctor.examine import Watch
 from lmgym.logs.doctor.facts import facts_of
 from lmgym.models import copies, lora
 from lmgym.models.critic import with_critic
-from lmgym.models.cross_teaching import common_tokens
+from lmgym.models.cross_teaching import token_classes
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import take_reward_model
@@ -31,12 +31,12 @@ from lmgym.rewards.base import Reward
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.normalisation import Moments
 from lmgym.rewards.running import pooled
-from lmgym.rollouts.other_tokenizer import TokenPairs, token_pairs
 from lmgym.rollouts.play import Draw
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.sources import Source, answered_and_given
 from lmgym.tasks.curriculum import Curriculum
 from lmgym.tasks.stream import Stream
+from lmgym.text.token_pairs import TokenPairs, token_pairs
 from lmgym.training.ahead import Ahead
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.checkpoints.frozen_models import FrozenModels
@@ -182,7 +182,7 @@ def begin_stage(run: Run) -> StageRun:
     pairs = _token_pairs(run, algorithm, teacher) if isinstance(teacher, Policy) else None
     run.policy = run.policy.but(
         teacher=teacher if isinstance(teacher, Policy) else None,
-        common=None if pairs is None else common_tokens(pairs.counted, run.policy.device),
+        classes=None if pairs is None else token_classes(pairs, run.policy.device),
     )
     stage = StageRun(
         run=run,

@@ -2,14 +2,17 @@
 
 from lmgym.config.schema import Stage
 from lmgym.core.errors import LmgymError
+from lmgym.models.load import ModelInfo
+from lmgym.text.token_bytes import token_bytes
+from lmgym.text.token_pairs import end_pairs
 
 
-def check_other_tokenizer(stage: Stage, teacher: str, encoder_decoder: bool) -> None:
-    """Raise LmgymError, with the name of the teacher, where its tokens cannot be compared with the policy's."""
+def check_other_tokenizer(stage: Stage, name: str, policy: ModelInfo, teacher: ModelInfo) -> None:
+    """Raise LmgymError, with the teacher's `name`, where its tokens cannot be compared with the policy's."""
     algorithm, required, sampling = stage.algorithm, stage.algorithm.requirements, stage.sampling
     own = "take a teacher with the policy's tokenizer"
     refused = [
-        (encoder_decoder, f"only causal models are compared by pieces of text; {own}"),
+        (policy.encoder_decoder, f"only causal models are compared by pieces of text; {own}"),
         (required.divergence is None, f"this algorithm compares single tokens; write algorithm.name: gkd, or {own}"),
         (
             required.answers != "policy" or required.given_share > 0,
@@ -34,4 +37,7 @@ def check_other_tokenizer(stage: Stage, teacher: str, encoder_decoder: bool) -> 
     ]
     for holds, reason in refused:
         if holds:
-            raise LmgymError(f"algorithm.teacher: {teacher} has another tokenizer than the policy, and {reason}")
+            raise LmgymError(f"algorithm.teacher: {name} has another tokenizer than the policy, and {reason}")
+    token_bytes(policy.tokenizer, "policy.model")
+    token_bytes(teacher.tokenizer, f"algorithm.teacher: {name}")
+    end_pairs(policy.tokenizer, teacher.tokenizer, name)

@@ -20,7 +20,6 @@ from lmgym.models.builtin import is_builtin
 from lmgym.models.load import ModelInfo, PolicySection, check_start_token, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import as_reward_model
-from lmgym.rollouts.other_tokenizer import token_pairs
 from lmgym.rollouts.sources import Own
 from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import decoder_answer_ids, has_template, plain_text, prompt_ids, source_ids
@@ -134,8 +133,7 @@ def check_teacher(section: PolicySection, stage: Stage, facts: ModelInfo, name: 
     if teacher.encoder_decoder != facts.encoder_decoder:
         raise LmgymError(f"algorithm.teacher: {name} and the policy must both be causal, or both encoder-decoders")
     if teacher.tokenizer.get_vocab() != facts.tokenizer.get_vocab():
-        check_other_tokenizer(stage, name, facts.encoder_decoder)
-        token_pairs(facts.tokenizer, teacher.tokenizer, name, facts.vocabulary, teacher.vocabulary)
+        check_other_tokenizer(stage, name, facts, teacher)
 
 
 def check_served_teacher(section: PolicySection, facts: ModelInfo, served: ServedTeacher) -> None:
