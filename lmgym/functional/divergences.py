@@ -81,9 +81,9 @@ class Divergence:
         return value, share.mul_(by_grouped[:, -1:]).scatter_(1, ids, by_grouped[:, :-1])
 
     def of_classes(
-        self, logprobs_p: Float[Tensor, "R V"], classes: Int[Tensor, " V"], logprobs_q: Float[Tensor, "R K+1"]
+        self, logprobs_p: Float[Tensor, "R V"], classes: Int[Tensor, " V"], logprobs_q: Float[Tensor, "R K"]
     ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R V"]]:
-        """`of`, with the tokens of each of K + 1 classes taken together as one outcome, and its gradient by the logits
+        """`of`, with the tokens of each of K classes taken together as one outcome, and its gradient by the logits
         whose softmax over the vocabulary is p. The last class is that of the rest; where p has no token in it, it does
         not count. At most the divergence over any finer classes (data-processing inequality).
 

@@ -36,8 +36,8 @@ from lmgym.text.token_pairs import TokenPairs
 
 
 class TokenClasses(NamedTuple):
-    """The class of each token of the policy's head and of the teacher's: the K outcomes that are compared, and the rest
-    (class K). Example: TokenClasses(torch.tensor([0, 1, 0, 2]), torch.tensor([3, 2, 0, 1]), rest=3)"""
+    """The class of each token of the policy's head and of the teacher's: the outcomes that are compared, the last of
+    them the `rest`. Example: TokenClasses(torch.tensor([0, 1, 0, 2]), torch.tensor([3, 2, 0, 1]), rest=3)"""
 
     policy: Int[Tensor, " V"]
     teacher: Int[Tensor, " W"]
@@ -125,7 +125,7 @@ def with_classes(
     return of_chunk
 
 
-def teacher_classes(logprobs: Float[Tensor, "R W"], classes: TokenClasses) -> Float[Tensor, "R K+1"]:
+def teacher_classes(logprobs: Float[Tensor, "R W"], classes: TokenClasses) -> Float[Tensor, "R K"]:
     """The teacher's log-probability of each class. The rest gets at least `SMALLEST_REST`: a teacher without any such
     token finds the policy's that unlikely, not impossible."""
     grouped = class_logprobs(logprobs, classes.teacher, classes.rest + 1)

@@ -124,7 +124,9 @@ def teacher_section(section: PolicySection, name: str) -> PolicySection:
     """The policy section of a teacher: the policy's device and precision, another model."""
     own = replace(section, model=name, revision=None, lora_rank=None, quantise=None, architecture={}, new_weights=[])
     own = replace(own, context_start_token=None, activation_checkpointing=False)  # it never trains
-    return replace(own, tokenizer=section.tokenizer if is_builtin(name) else None)
+    if is_builtin(name):
+        return replace(own, tokenizer=section.tokenizer)
+    return replace(own, tokenizer=None, template=None)  # its own: it may have another tokenizer
 
 
 def check_teacher(section: PolicySection, stage: Stage, facts: ModelInfo, name: str) -> None:
