@@ -49,8 +49,8 @@ class GKD(Algorithm):
 
     teacher: str | None = None
     """Hub id, local folder or built-in name of a model, with the policy's tokenizer or another; or the address of a
-    server that has the policy's, such as http://localhost:8000/v1; or, with a hint, the policy itself: "self" as it is at each step, "initial" as
-    it was when the stage began."""
+    server that has the policy's, such as http://localhost:8000/v1; or, with a hint, the policy itself: "self" as it is
+    at each step, "initial" as it was when the stage began."""
     top_k: PositiveInt = 20
     """How many of its most likely tokens a server is asked for at each place; all others are one bucket."""
     teacher_model: str | None = None
