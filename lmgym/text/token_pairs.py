@@ -4,7 +4,6 @@ A common token is one that both vocabularies have: it writes the same bytes, or 
 as the common one that its text begins with, in the other tokenizer's tokens: of "thermal", a token of one vocabulary
 and "therm" + "al" in the other, the outcome is "therm". What begins with no common token is in one class, the rest."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,16 +97,16 @@ def end_pairs(policy: Any, teacher: Any, name: str) -> list[tuple[int, int]]:
 
 def _begins(table: TokenBytes, tokenizer: Any, other: TokenBytes, named: dict[int, int]) -> dict[int, int]:
     """For the tokens of a vocabulary that have no class yet: the first of the other tokenizer's tokens for its text, a
-    shorter one. Bytes that are no text have none."""
+    shorter one. A token of bytes that are no text has that of its first byte."""
     texts = {id: written for id, written in enumerate(table.table) if written and id not in named}
     whole = {id: written.decode(errors="ignore") for id, written in texts.items()}
     kept = [id for id, written in texts.items() if whole[id].encode() == written]
+    begins = {id: other.ids[texts[id][:1]] for id in texts.keys() - kept if texts[id][:1] in other.ids}
     anchor = bare_ids(tokenizer, ANCHOR)
     read = tokenizer.backend_tokenizer.encode_batch_fast([ANCHOR + whole[id] for id in kept], add_special_tokens=False)
-    begins = {}
     for id, encoding in zip(kept, read, strict=True):
-        ids: Sequence[int] = encoding.ids
-        first = ids[len(anchor)] if len(ids) > len(anchor) and list(ids[: len(anchor)]) == anchor else -1
+        ids = encoding.ids
+        first = ids[len(anchor)] if len(ids) > len(anchor) and ids[: len(anchor)] == anchor else -1
         written = other.of(first) if first >= 0 else b""
         if written and texts[id].startswith(written):
             begins[id] = first

@@ -105,6 +105,8 @@ def test_a_token_that_one_side_lacks_counts_as_the_common_one_that_it_begins_wit
     assert written(0, b" and") == b" "  # " "|a|nd
     assert written(1, b"he") == b"h" and written(1, b" t") == b" " and written(1, b"e ") == b"e"
     assert written(0, b"a") == b"a" == written(1, b"a")
+    half = token_pairs(byte_level(["æ Ŀ"]), OTHERS["byte-level"], "t")  # two bytes of three
+    assert half.policy_classes[half.policy.ids[b"\xe6\x9d"]] == half.teacher_classes[half.teacher.ids[b"\xe6"]]
     assert pairs.ends == [(1, 1)] and pairs.policy_classes[1] == pairs.teacher_classes[1]
     # 256 bytes, "nd" and the end; the pads are the rest.
     assert pairs.rest == 258 and pairs.policy_classes[0] == pairs.teacher_classes[0] == pairs.rest

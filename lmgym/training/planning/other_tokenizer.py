@@ -30,6 +30,10 @@ def check_other_tokenizer(stage: Stage, name: str, policy: ModelInfo, teacher: M
             f"remove env, or {own}",
         ),
         (
+            stage.task.get("prompts") == "rendered",
+            "it would not know the marks of the policy's template in task.prompts: rendered; write prompts: chat",
+        ),
+        (
             sampling.truncates or sampling.min_new_tokens > 0,
             "sampling.top_k, top_p, min_p and min_new_tokens exclude tokens of the policy's vocabulary, which is not "
             f"the teacher's; leave them out, or {own}",
