@@ -12,6 +12,7 @@ from lmgym.text.chat import end_id, has_template
 from lmgym.text.control import bare_ids
 from lmgym.text.token_bytes import TokenBytes, token_bytes
 
+BATCH = 4096  # texts that are tokenized at a time
 ANCHOR = "\n"  # texts are tokenized behind it, since some tokenizers put a space before a text
 
 
@@ -103,11 +104,15 @@ def _begins(table: TokenBytes, tokenizer: Any, other: TokenBytes, named: dict[in
     kept = [id for id, written in texts.items() if whole[id].encode() == written]
     begins = {id: other.ids[texts[id][:1]] for id in texts.keys() - kept if texts[id][:1] in other.ids}
     anchor = bare_ids(tokenizer, ANCHOR)
-    read = tokenizer.backend_tokenizer.encode_batch_fast([ANCHOR + whole[id] for id in kept], add_special_tokens=False)
-    for id, encoding in zip(kept, read, strict=True):
-        ids = encoding.ids
+
+    def first_of(id: int, ids: list[int]) -> int:
         first = ids[len(anchor)] if len(ids) > len(anchor) and ids[: len(anchor)] == anchor else -1
         written = other.of(first) if first >= 0 else b""
-        if written and texts[id].startswith(written):
-            begins[id] = first
+        return first if written and texts[id].startswith(written) else -1
+
+    backend = tokenizer.backend_tokenizer
+    for start in range(0, len(kept), BATCH):
+        some = kept[start : start + BATCH]
+        read = backend.encode_batch_fast([ANCHOR + whole[id] for id in some], add_special_tokens=False)
+        begins |= {id: first for id, one in zip(some, read, strict=True) if (first := first_of(id, one.ids)) >= 0}
     return begins
