@@ -91,7 +91,9 @@ class Batch:
     squared_probabilities: Float[Tensor, "N T"] | None = None  # summed over the vocabulary, with logprobs_old
     logprobs_ref: Float[Tensor, "N T"] | None = None
     logprobs_teacher: Float[Tensor, "N T"] | None = None
-    hinted: "Batch | None" = None  # the same actions behind other prompts: those that the teacher reads
+    hinted: "Batch | None" = None  # what the teacher reads: the same actions behind other prompts, or in other tokens
+    span: Int[Tensor, "N T"] | None = None  # of each action, if the teacher has another tokenizer: its number in the
+    # row of the pieces of text that both begin and end at once, from 1 on; 0: in none. `hinted` has the same numbers
     teacher_top: TopLogprobs | None = None  # of a teacher behind an endpoint
     taught: Int[Tensor, "N T"] | None = None  # each action's row in `teacher_top`
     values: Float[Tensor, "N T"] | None = None  # of the state before each action
@@ -186,12 +188,14 @@ def collate(
     key: int = 0,
     limit: int | None = None,
     weights: Mapping[str, float] | None = None,
+    spans: Sequence[Sequence[int]] | None = None,
 ) -> Batch:
     """Build a Batch from the token ids of episodes; nothing is tokenized here.
 
     Rows have the order of the episodes. `pad_id` fills up shorter rows; `temperature`, `stop_ids`, `key` and `limit`
-    are stored in the batch. With `weights`, the weight of each reward, `reward_components` is filled in. Raises
-    LmgymError if there is no episode, a turn without an action, or an episode without one of the rewards in `weights`.
+    are stored in the batch. With `weights`, the weight of each reward, `reward_components` is filled in, and with
+    `spans`, the number of each action's span by episode, `span`. Raises LmgymError if there is no episode, a turn
+    without an action, or an episode without one of the rewards in `weights`.
 
     Example:
         >>> turn = Turn(prompt_ids=[5, 6], action_ids=[7, 2], logprobs=[-.5, -.1], reward=1.0)
@@ -234,6 +238,7 @@ def collate(
         stop_excluded=column(place < np.repeat(excluded, actions_of)) if excluded.any() else None,
         turn=column(np.repeat(np.array([numbers[id(turn)] for turn in turns]), actions_of)),
         row=torch.arange(len(rows)),
+        span=None if spans is None else column(np.fromiter(chain.from_iterable(spans), np.int64)),
         logprobs_sampler=None if logprobs is None else column(logprobs),
         baseline=torch.tensor([float(episode.baseline or 0.0) for episode in owners]) if greedy else None,
         **(_source_columns(sources, pad_id) if any(sources) else {}),

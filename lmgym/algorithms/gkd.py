@@ -38,14 +38,19 @@ class GKD(Algorithm):
     The divergence D is a sum over the whole vocabulary, where `distill` has its estimate by the one sampled token. With
     a teacher behind an address it is a sum over its `top_k` most likely tokens and one bucket for all others.
 
+    With a teacher that has another tokenizer, D is compared by spans, the shortest pieces of text that both begin and
+    end at once (models/cross_teaching.py): where it is one token on both sides, over the tokens that both vocabularies
+    have, a lower bound; else by log p(span) and log q(span), the sums of their tokens' log-probabilities, with the
+    gradient of a score function. Such a teacher needs source: student and one optimizer step a batch.
+
     Example: the policy learns from itself, with the solution in the prompt:
         >>> GKD(teacher="self", hint="{prompt}\\n\\nA correct solution: {reference}\\n\\nSolve it in your own words.")
     """
 
     teacher: str | None = None
-    """Hub id, local folder or built-in name of a model with the policy's tokenizer; or the address of a server that has
-    it, such as http://localhost:8000/v1; or, with a hint, the policy itself: "self" as it is at each step, "initial" as
-    it was when the stage began."""
+    """Hub id, local folder or built-in name of a model, with the policy's tokenizer or another; or the address of a
+    server that has the policy's, such as http://localhost:8000/v1; or, with a hint, the policy itself: "self" as it is
+    at each step, "initial" as it was when the stage began."""
     top_k: PositiveInt = 20
     """How many of its most likely tokens a server is asked for at each place; all others are one bucket."""
     teacher_model: str | None = None

@@ -80,6 +80,63 @@ class Divergence:
         share = (logprobs_p - rest.masked_fill(everything, math.inf)).exp()
         return value, share.mul_(by_grouped[:, -1:]).scatter_(1, ids, by_grouped[:, :-1])
 
+    def of_classes(
+        self, logprobs_p: Float[Tensor, "R V"], classes: Int[Tensor, " V"], logprobs_q: Float[Tensor, "R K"]
+    ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R V"]]:
+        """`of`, with the tokens of each of K classes taken together as one outcome, and its gradient by the logits
+        whose softmax over the vocabulary is p. The last class is that of the rest; where p has no token in it, it does
+        not count. At most the divergence over any finer classes (data-processing inequality).
+
+        Example: with classes (0, 0, 1) p = (.4, .3, .3) counts as (.7, .3):
+            >>> p, q = torch.tensor([[.4, .3, .3]]).log(), torch.tensor([[.5, .5]]).log()
+            >>> round(Divergence("reverse_kl").of_classes(p, torch.tensor([0, 0, 1]), q)[0].item(), 4)
+            0.0823
+        """
+        grouped = class_logprobs(logprobs_p, classes, logprobs_q.shape[1])
+        rest = logprobs_q[:, -1:].masked_fill(grouped[:, -1:] == -math.inf, -math.inf)
+        value, by_grouped = self.of(grouped, torch.cat([logprobs_q[:, :-1], rest], 1))
+        # A logit of a class moves its sum by its share in it.
+        own = grouped[:, classes]
+        share = (logprobs_p - own.masked_fill(own == -math.inf, math.inf)).exp()
+        return value, share.mul_(by_grouped[:, classes])
+
+    def of_sample(
+        self, logprobs_p: Float[Tensor, " R"], logprobs_q: Float[Tensor, " R"]
+    ) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
+        """An estimate of the divergence from one outcome that was drawn from p, whose log-probabilities under both are
+        given, and the factor of grad log p(outcome) in its gradient.
+
+        With w = q / p the divergences are E_p f(w), and their gradient is E_p[(f(w) - w f'(w)) grad log p] (the score
+        function: f-divergences as in arXiv 1606.00709, table 1, differentiated by p). So both are unbiased:
+
+        reverse_kl  f = -log w                            factor -log w (+ 1)
+        forward_kl  f = w log w                           factor -w (+ 1)
+        jsd         f = beta w log(w / m) - (1 - beta) log m, m = beta w + 1 - beta    factor -(1 - beta) log m
+
+        What stands in brackets changes no mean, since E_p grad log p is 0, and makes each factor 0 where p = q. That of
+        forward_kl has no upper bound to its size; those of the others grow as log w only.
+
+        Example: Divergence("reverse_kl").of_sample(torch.tensor([-1.]), torch.tensor([-3.])) -> ([2.], [2.])"""
+        log_w = logprobs_q - logprobs_p
+        if self.name == "reverse_kl":
+            return -log_w, -log_w
+        w = log_w.exp()
+        if self.name == "forward_kl":
+            return w * log_w, 1 - w
+        factor = 1 - self.beta
+        log_m = torch.logaddexp(log_w + math.log(self.beta), torch.full_like(log_w, math.log(factor)))
+        return self.beta * w * (log_w - log_m) - factor * log_m, -factor * log_m
+
+
+def class_logprobs(logprobs: Float[Tensor, "R V"], classes: Int[Tensor, " V"], count: int) -> Float[Tensor, "R K"]:
+    """The log-probability of each of K = `count` classes, from those of their members; -inf for a class without any.
+
+    Example: class_logprobs(torch.tensor([[.4, .3, .3]]).log(), torch.tensor([0, 0, 1]), 2).exp() -> [[.7, .3]]"""
+    shape = (len(logprobs), count)
+    top = logprobs.new_full(shape, -math.inf).scatter_reduce(1, classes.expand_as(logprobs), logprobs, "amax")
+    finite = top.masked_fill(top == -math.inf, 0.0)
+    return finite + logprobs.new_zeros(shape).index_add(1, classes, (logprobs - finite[:, classes]).exp()).log()
+
 
 def with_rest(logprobs: Float[Tensor, "R K"]) -> Float[Tensor, "R K+1"]:
     """The log-probabilities of K outcomes, and behind them that of all others, log(1 - sum of the K probabilities).

@@ -26,6 +26,7 @@ from lmgym.functional.divergences import Divergence
 from lmgym.models import hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
+from lmgym.models.cross_teaching import TokenClasses, compare_spans
 from lmgym.models.device import SMALL, choose_tokens_per_forward
 from lmgym.models.distributions import action_logits, logprobs_of_states, squared_probabilities_of
 from lmgym.models.families import (
@@ -122,6 +123,7 @@ class Policy:
         self.value_head: nn.Linear | None = None  # on this model's own hidden states
         self.critic: Policy | None = None  # a separate model, whose value head is used instead
         self.teacher: Policy | None = None  # whose distributions this one's are compared with; may be itself
+        self.classes: TokenClasses | None = None  # beside a teacher with another tokenizer
         self.ranks = ranks  # the processes that share out its passes over a batch
         self.rounded: RoundedWeights | None = None  # the copy that bf16 passes compute with, if rounded stochastically
         self.seen: float | None = None  # the share of the last update that passes in bf16 see (`weights/seen`)
@@ -243,7 +245,11 @@ class Policy:
             divergences = None
             if divergence is not None:
                 teacher = self._teacher(batch, entropy)
-                logprobs, divergences = compare(self, teacher, batch, states, row, column, divergence)
+                places = batch, states, row, column, divergence
+                if batch.span is None or teacher is None:
+                    logprobs, divergences = compare(self, teacher, *places)
+                else:
+                    logprobs, divergences = compare_spans(self, teacher, self.classes, *places)
             else:
                 logprobs, entropies = logprobs_of_states(self, batch, states, row, column, entropy, known)
             state_values = self._values(batch, states, *before) if values else None
@@ -444,7 +450,7 @@ class Policy:
 
     def with_model(self, model: PreTrainedModel, **changes: Any) -> "Policy":
         """A copy of this policy around another model, without a value function or teacher."""
-        nothing = dict.fromkeys(("value_head", "critic", "teacher", "skeleton", "rounded", "sample"))
+        nothing = dict.fromkeys(("value_head", "critic", "teacher", "classes", "skeleton", "rounded", "sample"))
         return self.but(**{**nothing, "model": model, **changes})
 
     def save_pretrained(self, folder: Path) -> None:

@@ -13,7 +13,14 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.parts import whole
 from lmgym.functional.divergences import Divergence
 from lmgym.models.distributions import action_logits, bias_of, is_plain
-from lmgym.models.kernels.fused_divergence import FusedDivergence, OfPart, TeacherLogits, with_logits, with_top
+from lmgym.models.kernels.fused_divergence import (
+    Comparison,
+    FusedDivergence,
+    OfPart,
+    TeacherLogits,
+    with_logits,
+    with_top,
+)
 from lmgym.models.kernels.onednn_products import multiply
 from lmgym.models.scoring import ScoringModel
 
@@ -51,13 +58,29 @@ def compare(
     stop ids and kept sets are those that the actions were sampled with, for both. Without a teacher here, what it said
     of its most likely tokens is in `batch.teacher_top`. The logits of `model.head_chunk` actions exist at a time."""
 
-    def adjust(logits: Tensor, part: slice) -> Tensor:
-        return action_logits(logits, batch, row[part], column[part])
-
     if teacher is None:
         comparison = with_top(divergence, *batch.top_of(row, column))
     else:
-        comparison = with_logits(divergence, _teacher_logits(teacher, batch), adjust)
+        read = batch if batch.hinted is None else batch.hinted
+        taught = logits_of(teacher, teacher_states(teacher, read, *read.actions.nonzero(as_tuple=True)))
+        comparison = with_logits(divergence, taught, lambda z, part: action_logits(z, batch, row[part], column[part]))
+    return compare_by(model, batch, states, row, column, comparison, model.head_chunk)
+
+
+def compare_by(
+    model: ScoringModel,
+    batch: Batch,
+    states: States,
+    row: Int[Tensor, " R"],
+    column: Int[Tensor, " R"],
+    comparison: Comparison,
+    chunk: int,
+) -> Compared:
+    """A policy's log-probabilities of the actions (row, column), and the divergences that a comparison makes of their
+    distributions. The logits of `chunk` actions exist at a time."""
+
+    def adjust(logits: Tensor, part: slice) -> Tensor:
+        return action_logits(logits, batch, row[part], column[part])
 
     head: Any = model.model.get_output_embeddings()
     if states.logits is None and is_plain(head):
@@ -67,7 +90,7 @@ def compare(
         scale, bias = 1.0 if batch.temperature == 0 else 1 / batch.temperature, bias_of(model)
         return Compared(
             *FusedDivergence.apply(  # type: ignore[no-untyped-call]
-                hidden, weight, bias, batch.tokens[row, column], adjust, scale, model.head_chunk,
+                hidden, weight, bias, batch.tokens[row, column], adjust, scale, chunk,
                 comparison, model.onednn, computed,
             )
         )  # fmt: skip
@@ -81,13 +104,13 @@ def compare(
         return logprobs, _Divergences.apply(student, comparison(part), part)  # type: ignore[no-untyped-call]
 
     inputs, chunks = states.hidden if states.logits is None else states.logits, []
-    for start in range(0, max(len(row), 1), model.head_chunk):
-        part = slice(start, min(start + model.head_chunk, len(row)))
-        if torch.is_grad_enabled() and len(row) > model.head_chunk:
+    for start in range(0, max(len(row), 1), chunk):
+        part = slice(start, min(start + chunk, len(row)))
+        if torch.is_grad_enabled() and len(row) > chunk:
             chunks.append(checkpoint(compare_chunk, inputs[part], part, use_reentrant=False))
         else:
             chunks.append(compare_chunk(inputs[part], part))
-    return Compared(torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks]))
+    return Compared(torch.cat([found[0] for found in chunks]), torch.cat([found[1] for found in chunks]))
 
 
 class _Divergences(torch.autograd.Function):
@@ -108,18 +131,20 @@ class _Divergences(torch.autograd.Function):
         return by_value[:, None] * wide, None, None
 
 
-def _teacher_logits(teacher: Teacher, batch: Batch) -> TeacherLogits:
-    """Run the teacher over the batch, and return a function to its logits [r W] of some of the actions."""
-    read = batch if batch.hinted is None else batch.hinted
-    largest = max(int(column.max()) for column in (read.tokens, read.source) if column is not None)
+def teacher_states(teacher: Teacher, read: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
+    """Run the teacher over what it reads, without gradient: the states that predict the actions (row, column)."""
+    largest = max(int(tokens.max()) for tokens in (read.tokens, read.source) if tokens is not None)
     if largest >= teacher.vocabulary:
         raise LmgymError(
             f"an answer holds the token id {largest}, and the teacher has the ids 0 to {teacher.vocabulary - 1} only; "
             "take another teacher, or leave ids that the tokenizer does not have out of sampling (sampling.top_p)"
         )
-    row, column = read.actions.nonzero(as_tuple=True)
     with torch.no_grad(), teacher.precision():
-        states = teacher.states(read, row, column - 1)
+        return teacher.states(read, row, column - 1)
+
+
+def logits_of(teacher: Teacher, states: States) -> TeacherLogits:
+    """A function from a slice of these states to the teacher's logits [r W] there."""
     head: Any = teacher.model.get_output_embeddings()
     logits = states.logits
     if logits is not None:

@@ -22,6 +22,7 @@ from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record,
 from lmgym.logs.timings import timing_record
 from lmgym.rewards.normalisation import normalise
 from lmgym.rollouts.hints import hinted_episodes
+from lmgym.rollouts.other_tokenizer import in_other_tokens
 from lmgym.rollouts.rollout import groups_of
 from lmgym.training.beside import add_greedy_baseline, with_given, with_rival
 from lmgym.training.callbacks import StepEnd
@@ -183,6 +184,13 @@ def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
         limit=sampling.max_new_tokens,
     )
     selected = [episode for episode in episodes if episode.selected]
+    if stage.pairs is not None:
+        teacher = stage.run.policy.teacher
+        assert teacher is not None
+        actor = replace(stage.actor, tokenizer=teacher.tokenizer)
+        read = in_other_tokens(selected, stage.pairs, actor, stage.teacher_context, required.hint)
+        batch = build(selected, weights=weights if required.reward_components else None, spans=read.policy_spans)
+        return batch.replace(hinted=build(read.episodes, pad_id=teacher.pad_id, spans=read.teacher_spans))
     batch = build(selected, weights=weights if required.reward_components else None)
     if required.hint is None:
         return batch

@@ -22,6 +22,7 @@ from lmgym.logs.doctor.examine import Watch
 from lmgym.logs.doctor.facts import facts_of
 from lmgym.models import copies, lora
 from lmgym.models.critic import with_critic
+from lmgym.models.cross_teaching import token_classes
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import take_reward_model
@@ -35,6 +36,7 @@ from lmgym.rollouts.players import Actor
 from lmgym.rollouts.sources import Source, answered_and_given
 from lmgym.tasks.curriculum import Curriculum
 from lmgym.tasks.stream import Stream
+from lmgym.text.token_pairs import TokenPairs, token_pairs
 from lmgym.training.ahead import Ahead
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.checkpoints.frozen_models import FrozenModels
@@ -67,6 +69,7 @@ class StageRun:
     rewards: list[Reward]
     envs: Envs
     held_out_envs: Envs
+    pairs: TokenPairs | None  # of the policy's tokens and those of a teacher with another tokenizer
     watch: Watch | None
     """Holds the doctor's rules against the steps of this stage since it began or was resumed."""
     moments: dict[str, Moments] = field(default_factory=dict)
@@ -176,7 +179,11 @@ def begin_stage(run: Run) -> StageRun:
         run.console.say(sentence)
     frozen = _frozen_models(run, section, algorithm)
     teacher, opponent = frozen.models.get("teacher"), frozen.copies.get("opponent")
-    run.policy = run.policy.but(teacher=teacher if isinstance(teacher, Policy) else None)
+    pairs = _token_pairs(run, algorithm, teacher) if isinstance(teacher, Policy) else None
+    run.policy = run.policy.but(
+        teacher=teacher if isinstance(teacher, Policy) else None,
+        classes=None if pairs is None else token_classes(pairs, run.policy.device),
+    )
     stage = StageRun(
         run=run,
         index=index,
@@ -190,6 +197,7 @@ def begin_stage(run: Run) -> StageRun:
         rewards=build_rewards(section.rewards),
         envs=envs,
         held_out_envs=make_envs(config.evaluation.env, config.plugins) if config.evaluation.env else envs,
+        pairs=pairs,
         watch=Watch(facts_of(resolved(config), index)),
     )
     if run.progress.step > 0 and run.resume_from is not None:
@@ -313,6 +321,17 @@ def _served_teacher(run: Run, served: ServedTeacher) -> EndpointTeacher:
             "the policy's"
         )
     return teacher
+
+
+def _token_pairs(run: Run, algorithm: Algorithm, teacher: Policy) -> TokenPairs | None:
+    """The tokens that policy and teacher are compared by, which the run prints; None if they have one tokenizer."""
+    own, other = run.policy.tokenizer, teacher.tokenizer
+    if own.get_vocab() == other.get_vocab():
+        return None
+    pairs = token_pairs(own, other, algorithm.requirements.teacher or "", run.policy.vocabulary, teacher.vocabulary)
+    for line in pairs.table(own, other):
+        run.console.say(line)
+    return pairs
 
 
 def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenModels:

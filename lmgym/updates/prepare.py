@@ -12,6 +12,7 @@ from lmgym.core.progress import doing
 from lmgym.functional import truncation
 from lmgym.functional.advantages import deviation, explained_variance
 from lmgym.functional.reductions import masked_mean
+from lmgym.functional.spans import match_spans
 from lmgym.updates.protocols import FrozenPolicy, TopTeacher, TrainablePolicy
 
 
@@ -86,6 +87,10 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         metrics["kept/tokens"] = float(truncation.sizes(batch.sampling_mask.bits).double().mean())
     if batch.logprobs_ref is not None and batch.logprobs_sampler is not None:
         metrics["kl/reference"] = float(masked_mean(batch.logprobs_sampler - batch.logprobs_ref, batch.actions))
+    if batch.span is not None and batch.hinted is not None:
+        spans = match_spans(batch.span, batch.actions, batch.hinted.require("span"), batch.hinted.actions)
+        shares = float(spans.single.float().mean()), float(spans.longer.float().mean())
+        metrics |= {"spans/single": shares[0], "spans/longer": shares[1], "spans/none": 1 - sum(shares)}
     if batch.values is not None and batch.returns is not None:
         metrics["value/mean"] = float(masked_mean(batch.values, batch.actions))
         metrics["value/explained_variance"] = float(explained_variance(batch.values, batch.returns, batch.actions))

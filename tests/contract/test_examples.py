@@ -282,6 +282,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
     seen = {key.removesuffix("/low").removesuffix("/high") for line in lines for key in line}
     seen |= {"truncated/context"}  # of environments that fill the context: tests/property/test_environments.py
     seen |= {"changed", "missing"}  # of a run that is resumed elsewhere: tests/contract/test_resume_differences.py
+    seen |= {"spans/single", "spans/longer", "spans/none"}  # of such a teacher: tests/golden/test_other_tokenizer.py
     seen |= {"unjudged", "unjudged/NAME"}  # of rewards that give None: tests/contract/test_unjudged_answers.py
     page = (runs.ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ((?:`[^`]+`(?:, )?)+) \|", page, re.MULTILINE)

@@ -13,6 +13,7 @@ import resource
 
 from lmgym.config.schema import Config, Stage
 from lmgym.distributed.process_group import BUCKET
+from lmgym.models.kernels.fused_logprobs import TILE
 from lmgym.models.shapes import Shapes
 from lmgym.training.planning.memory_passes import (
     add_put_together,
@@ -26,6 +27,7 @@ from lmgym.training.planning.preflight import kept_bytes
 
 COLUMNS = 60  # bytes of a batch per token: ids and masks, rewards, four kinds of log-probabilities, advantages
 PROCESS = 400 * 2**20  # Python, torch and transformers before any model, where nobody has measured
+TOKEN = 1500  # bytes that a tokenizer and the tables of its pairs take for each token: Gemma 3's, measured
 UNRETURNED = 0.2  # of what comes and goes, what the C library's allocator keeps of it (0.05 to 0.6 were seen)
 
 
@@ -66,6 +68,10 @@ def estimate(
         add_rollout(found, config, shapes, prompt, answer, min(config.engine.rows, asked), compute, on_cpu)
     largest = largest_pass(config, stage, shapes, prompt, answer, on_cpu, ranks)
     add_update(found, config, shapes, largest, compute, parts)
+    if teacher is not None and stage.algorithm.requirements.divergence is not None:
+        rows = min(max(2**24 // teacher.vocabulary, 64), 8192, largest.actions)
+        tiles = 4 * TILE * teacher.vocabulary / shapes.vocabulary  # as many rows as in a tile of the policy's logits
+        found.add("teacher's LM head", MASTER * (rows * teacher.vocabulary + tiles), "update")
     if parts > 1:
         add_put_together(found, shapes)
         _copying(found, config, stage, shapes, first, compute, teacher)
@@ -152,6 +158,8 @@ def _held(
         found.add(name, whole if packed else compute * shapes.parameters)
     if teacher is not None:
         found.add("teacher", MASTER * teacher.parameters / parts)
+        if teacher.vocabulary != shapes.vocabulary:  # most likely another tokenizer (rollouts/other_tokenizer.py)
+            found.add("teacher's tokenizer", TOKEN * teacher.vocabulary)
     if required.values:
         shared = weights - MASTER * shapes.adapter if packed else 0.0
         apart = config.policy.critic == "separate"

@@ -25,6 +25,7 @@ from lmgym.tasks.streamed import first_of
 from lmgym.text.chat import decoder_answer_ids, has_template, plain_text, prompt_ids, source_ids
 from lmgym.text.control import control_tokens
 from lmgym.training.planning.lengths import check_lengths
+from lmgym.training.planning.other_tokenizer import check_other_tokenizer
 from lmgym.training.planning.prompt_report import about_prompts
 from lmgym.training.run import Data
 from lmgym.types import Example, Message
@@ -38,7 +39,7 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]], facts: Mo
         if facts.vocabulary:
             check_sampling(config, stage, facts.vocabulary)
         if (teacher := stage.algorithm.requirements.teacher) and teacher not in OWN_TEACHERS:
-            check_teacher(config.policy, facts, teacher)
+            check_teacher(config.policy, stage, facts, teacher)
         if (served := stage.algorithm.requirements.served_teacher) is not None:
             check_served_teacher(config.policy, facts, served)
     check_cut(config)
@@ -123,18 +124,18 @@ def teacher_section(section: PolicySection, name: str) -> PolicySection:
     """The policy section of a teacher: the policy's device and precision, another model."""
     own = replace(section, model=name, revision=None, lora_rank=None, quantise=None, architecture={}, new_weights=[])
     own = replace(own, context_start_token=None, activation_checkpointing=False)  # it never trains
-    return replace(own, tokenizer=section.tokenizer if is_builtin(name) else None)
+    if is_builtin(name):
+        return replace(own, tokenizer=section.tokenizer)
+    return replace(own, tokenizer=None, template=None)  # its own: it may have another tokenizer
 
 
-def check_teacher(section: PolicySection, facts: ModelInfo, name: str) -> None:
-    """Raise LmgymError if the teacher cannot score the policy's tokens."""
+def check_teacher(section: PolicySection, stage: Stage, facts: ModelInfo, name: str) -> None:
+    """Raise LmgymError if the teacher cannot score what the policy writes in this stage."""
     teacher = read_model_info(teacher_section(section, name))
     if teacher.encoder_decoder != facts.encoder_decoder:
         raise LmgymError(f"algorithm.teacher: {name} and the policy must both be causal, or both encoder-decoders")
     if teacher.tokenizer.get_vocab() != facts.tokenizer.get_vocab():
-        raise LmgymError(
-            f"algorithm.teacher: {name} has another tokenizer than the policy, so it cannot score the policy's tokens"
-        )
+        check_other_tokenizer(stage, name, facts, teacher)
 
 
 def check_served_teacher(section: PolicySection, facts: ModelInfo, served: ServedTeacher) -> None:
