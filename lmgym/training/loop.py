@@ -184,11 +184,11 @@ def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
         limit=sampling.max_new_tokens,
     )
     selected = [episode for episode in episodes if episode.selected]
-    if stage.pairs is not None:
+    if stage.token_pairs is not None:
         teacher = stage.run.policy.teacher
         assert teacher is not None
         actor = replace(stage.actor, tokenizer=teacher.tokenizer)
-        read = in_other_tokens(selected, stage.pairs, actor, stage.teacher_context, required.hint)
+        read = in_other_tokens(selected, stage.token_pairs, actor, stage.teacher_context, required.hint)
         batch = build(selected, weights=weights if required.reward_components else None, spans=read.policy_spans)
         return batch.replace(hinted=build(read.episodes, pad_id=teacher.pad_id, spans=read.teacher_spans))
     batch = build(selected, weights=weights if required.reward_components else None)

@@ -69,7 +69,7 @@ class StageRun:
     rewards: list[Reward]
     envs: Envs
     held_out_envs: Envs
-    pairs: TokenPairs | None  # of the policy's tokens and those of a teacher with another tokenizer
+    token_pairs: TokenPairs | None  # of the policy's tokens and those of a teacher with another tokenizer
     watch: Watch | None
     """Holds the doctor's rules against the steps of this stage since it began or was resumed."""
     moments: dict[str, Moments] = field(default_factory=dict)
@@ -197,7 +197,7 @@ def begin_stage(run: Run) -> StageRun:
         rewards=build_rewards(section.rewards),
         envs=envs,
         held_out_envs=make_envs(config.evaluation.env, config.plugins) if config.evaluation.env else envs,
-        pairs=pairs,
+        token_pairs=pairs,
         watch=Watch(facts_of(resolved(config), index)),
     )
     if run.progress.step > 0 and run.resume_from is not None:
