@@ -21,10 +21,12 @@ def run(given: argparse.Namespace) -> None:
     """Audit, and print what was found. The exit status says nothing about the reward."""
     from lmgym.experiments.audit.asked import is_reward, of_reward
     from lmgym.experiments.audit.audit import audit
-    from lmgym.experiments.audit.report import as_json, print_audit
+    from lmgym.experiments.audit.own_answers import explain_run
+    from lmgym.experiments.audit.report import as_json, own_json, print_audit, print_own
     from lmgym.logs.console import Console
     from lmgym.logs.formatting import json_text
 
+    folder = None
     with Console(quiet=given.json) as console:
         if is_reward(given.what, given.task):
             if given.stage is not None:
@@ -37,14 +39,20 @@ def run(given: argparse.Namespace) -> None:
                 from lmgym.experiments.audit.recipe import of_recipe
 
             console.doing("reading the data")
-            asked = of_recipe(read_recipe(given)[0], given.stage)
+            config, folder = read_recipe(given)
+            asked = of_recipe(config, given.stage)
         for note in asked.notes:
             console.say(note)
         found = audit(
             asked.rewards, asked.examples, given.examples, given.seed, asked.timeout, asked.tokenizer, asked.room,
             asked.whole, say=console.say, doing=console.doing,
         )  # fmt: skip
+        rises = {}
+        if folder is not None:
+            stages = [one.name for one in config.stages]
+            rises = explain_run(folder, None if given.stage is None else stages.index(given.stage))
         if given.json:
-            print(json_text(as_json(found)), end="")
+            print(json_text(as_json(found) | {"own_answers": own_json(rises)}), end="")
         else:
             print_audit(found, console)
+            print_own(rises, console)

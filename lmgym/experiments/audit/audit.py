@@ -9,12 +9,12 @@ from lmgym.experiments.audit.cases import Case, make_cases
 from lmgym.experiments.audit.court import choose_form, cost, hear, summed
 from lmgym.experiments.audit.findings import Verdict, judge_reward
 from lmgym.experiments.audit.judging import Judging
+from lmgym.experiments.audit.own_answers import TOTAL
 from lmgym.rewards.base import Reward, check_examples
 from lmgym.rewards.groups import compares
 from lmgym.types import Example
 
 EXAMPLES = 40
-TOTAL = "the sum of all rewards"
 
 
 @dataclass(frozen=True)

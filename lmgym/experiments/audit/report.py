@@ -1,6 +1,7 @@
 """What `lmgym audit` prints and writes."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lmgym.core.visible import visible
@@ -10,6 +11,7 @@ from lmgym.experiments.audit.court import Try
 from lmgym.experiments.audit.findings import Verdict
 from lmgym.experiments.audit.probes import ATTACKS
 from lmgym.experiments.audit.rates import ENOUGH, RATE, Rates
+from lmgym.experiments.audit.rise import TOGETHER, Rise
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import decimal, shorten
 from lmgym.stats.intervals import Interval
@@ -116,6 +118,66 @@ def _shown(found: Audit, one: Try) -> str:
     text = shorten(visible(shorten(one.text, KEPT)), TEXT)
     beside = f"; right {decimal(one.right)}, wrong {decimal(one.wrong)}" if one.right is not None else ""
     return f"{found.cases[one.case].example.id}: '{text}' earned {decimal(one.value)}{beside}"
+
+
+def print_own(rises: Mapping[str, Rise], console: Console) -> None:
+    """Print what a run's own answers were paid for, reward by reward."""
+    for name, own in rises.items():
+        console.say("")
+        console.say(f"{visible(name)}: what the run's own answers were paid for", style="bold")
+        console.say(f"  {rise_sentence(own)}")
+        rows = [
+            (feature, decimal(part.first), decimal(part.last), _interval(part.correlation), _interval(part.part))
+            for feature, part in own.parts.items() if part.part.mean or part.correlation.mean
+        ]  # fmt: skip
+        heads = ("counted in an answer", "first third", "last third", "correlation in a group", "part of the rise")
+        console.table("  what changed with it", heads, [
+            (feature, *("" if cell == "nan" else cell for cell in cells)) for feature, *cells in rows
+        ])  # fmt: skip
+        for sentence in rise_notes(own):
+            console.say(f"  {MARKS['note']} {sentence}")
+
+
+def rise_sentence(own: Rise) -> str:
+    """How far a reward rose between the first and the last third of the steps."""
+    return (
+        f"{own.answers:,} answers of {own.steps} steps: from the first third of the steps to the last it changed by "
+        f"{_interval(own.rise)} (95%, steps drawn anew)"
+    )
+
+
+def rise_notes(own: Rise) -> Iterator[str]:
+    """What more than half of a clear rise comes with, as far as that is proven."""
+    if not own.rise.low > 0:
+        return
+    proven = [name for name, part in own.parts.items() if part.part.low > own.rise.mean / 2]
+    for name in [one for one in proven if one != TOGETHER] or proven:
+        share = own.parts[name].part.mean / own.rise.mean
+        what = "what is counted here together" if name == TOGETHER else name
+        yield (
+            f"{share:.0%} of the rise comes with {what}: look whether the answers became better, or only their look "
+            "(a part is what the rise would be if nothing else had changed)"
+        )
+
+
+def _interval(interval: Interval) -> str:
+    if math.isnan(interval.mean):
+        return "nan"
+    return f"{interval.mean:+.3g} [{interval.low:+.3g}, {interval.high:+.3g}]"
+
+
+def own_json(rises: Mapping[str, Rise]) -> dict[str, Any]:
+    """What `print_own` prints, for programs."""
+    return {
+        name: {
+            "answers": own.answers, "steps": own.steps, "rise": _interval_json(own.rise),
+            "parts": {feature: {"first": part.first, "last": part.last,
+                                "correlation": _interval_json(part.correlation), "part": _interval_json(part.part)}
+                      for feature, part in own.parts.items()},
+            "notes": [*rise_notes(own)],
+        }
+        for name, own in rises.items()
+    }  # fmt: skip
 
 
 def conclusion(found: Audit) -> Iterator[str]:
