@@ -4,6 +4,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -22,8 +23,10 @@ from lmgym.gateway.server import gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
 from lmgym.gateway.wire import SAMPLING, Answer, ChatRequest, Refused
 from lmgym.processes.keeper import Outcome, Program
+from lmgym.processes.nursery import Nursery
 from lmgym.types import BarePrompt, Example, Prompt
 
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 LOCAL = "127.0.0.1,localhost"  # never asked through a proxy
 
 
@@ -35,6 +38,9 @@ class AgentProgram(Section):
     in a folder of its own. Each of its requests is a turn of the policy.
 
     - `command`: the program and its arguments; those that are files here are given by their full path.
+    - `function`: in place of a command, a Python function `module:function` of the example, `async` or not, which
+      returns the reward. Its module is imported once, not for each episode (processes/nursery.py); a call is a process
+      all the same.
     - `reward`: `printed` (the last line of its output is JSON such as {"reward": 1.0}), or `none`: the recipe's
       `rewards:` alone judge the conversation.
     - `seconds`: how long the program may work in an episode, without the time that it waits for the policy.
@@ -52,7 +58,8 @@ class AgentProgram(Section):
 
     section = "env"
 
-    command: list[str]
+    command: list[str] = field(default_factory=list)
+    function: str | None = None
     reward: Literal["printed", "none"] = "printed"
     seconds: PositiveFloat = 120.0
     max_turns: PositiveInt = 100
@@ -66,7 +73,12 @@ class AgentProgram(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.command or not shutil.which(self.command[0]):
+        if self.function is not None:
+            if self.command:
+                raise LmgymError("env has a command and a function; leave one of them out")
+            if not FUNCTION.fullmatch(self.function):
+                raise LmgymError(f"key 'env.function' is '{self.function}'; write my_module:my_function")
+        elif not self.command or not shutil.which(self.command[0]):
             name = self.command[0] if self.command else ""
             raise LmgymError(f"key 'env.command': there is no program '{name}'; write [python, my_agent.py] or so")
         if unknown := [name for name in self.ignored if name not in SAMPLING]:
@@ -81,7 +93,7 @@ class AgentProgram(Section):
         self._address, key = gateway_of(os.getpid()).open(self._mailbox, tuple(self.ignored))
         start = partial(
             Program,
-            [os.path.abspath(str(shutil.which(self.command[0]))), *map(_full, self.command[1:])],
+            self._command() if self.function is None else _nursery(os.getpid(), self.function).start,
             _variables(self._address, key, seed),
             json.dumps(example.to_json()).encode() + b"\n",
             self.output_mib * 2**20,
@@ -94,6 +106,9 @@ class AgentProgram(Section):
             raise RuntimeError("the program ended without a request to the policy")
         self.template, self.stop = step.branch.template, step.branch.stop
         return BarePrompt(step.messages[0]["content"]) if step.branch.bare else list(step.messages)
+
+    def _command(self) -> list[str]:
+        return [os.path.abspath(str(shutil.which(self.command[0]))), *map(_full, self.command[1:])]
 
     def hear(self, turn: Heard) -> None:
         """The tokens of the turn that `step` gets next."""
@@ -176,6 +191,12 @@ class AgentProgram(Section):
                 '{"reward": 1.0}'
             )
         return reward_number(tree["reward"])
+
+
+@cache
+def _nursery(process: int, function: str) -> Nursery:
+    """Of this process: the one that imports this function."""
+    return Nursery(function)
 
 
 @cache

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
 from lmgym.processes.supervisor import PR_SET_CHILD_SUBREAPER, kill_orphans
 
@@ -37,8 +39,23 @@ class Outcome:
     too_long: bool = False  # it was ended, since it wrote more than its limit
 
 
+class Started(Protocol):
+    """A program with its keeper, as its owner sees it: its output and its errors, and the exit status."""
+
+    stdout: Any
+    stderr: Any
+
+    def wait(self) -> int: ...
+
+
+Start = Callable[[int, Mapping[str, str], int], Started]
+"""Starts a program and its keeper: from the keeper's end of the pipe to its owner, the variables, and the file that is
+the program's standard input."""
+
+
 class Program:
-    """A program that runs. `ended` is called with its Outcome, in a thread, after all it had started is gone.
+    """A program that runs: a command, or what a nursery's `start` calls (nursery.py). `ended` is called with its
+    Outcome, in a thread, after all it had started is gone.
 
     At most `output` bytes are read of what it writes, the last `kept` of each kind are kept.
 
@@ -46,28 +63,20 @@ class Program:
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] | Start,
         variables: Mapping[str, str],
         given: bytes,
         output: int,
         ended: Callable[[Outcome], None],
         kept: int = 2**16,
     ) -> None:
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        start = command if callable(command) else partial(_start, command)
         far_end, self._pipe = os.pipe()
         try:
             with tempfile.TemporaryFile() as standard_input:
                 standard_input.write(given)
                 standard_input.seek(0)
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", BOOT, str(far_end), path, *command],
-                    env=dict(variables),
-                    stdin=standard_input,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                    pass_fds=(far_end,),
-                )
+                self._process = start(far_end, variables, standard_input.fileno())
         finally:
             os.close(far_end)
         self._lock, self._left, self._ended = threading.Lock(), output, ended
@@ -110,18 +119,53 @@ class Program:
                     self.end()
 
 
+def started_with() -> str:
+    """This process's path of imports, as one argument."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+
+
+def _start(command: Sequence[str], far_end: int, variables: Mapping[str, str], standard_input: int) -> Started:
+    return subprocess.Popen(
+        [sys.executable, "-c", BOOT, str(far_end), started_with(), *command],
+        env=dict(variables),
+        stdin=standard_input,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=(far_end,),
+    )
+
+
 def keep() -> None:
-    """The keeper: its arguments are the pipe from its owner, the path of imports, and the program's command."""
-    pipe, command = int(sys.argv[1]), sys.argv[3:]
+    """The keeper of a command: its arguments are the pipe from its owner, the path of imports, and the command."""
+    command = sys.argv[3:]
+    tend(int(sys.argv[1]), lambda folder: subprocess.Popen(command, cwd=folder, start_new_session=True), command[0])
+
+
+class Tended(Protocol):
+    """A program as its keeper sees it, which leads a session of its own."""
+
+    pid: int
+
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+def tend(
+    pipe: int, start: Callable[[str], Tended], name: str = "", tell: Callable[[int], object] = lambda status: None
+) -> NoReturn:
+    """Start a program in a new folder; when it has ended, or the owner has closed the pipe, kill all that it has left
+    behind, remove the folder, `tell` the exit status and exit with it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.set_inheritable(pipe, False)
     folder = tempfile.mkdtemp(prefix="lmgym-agent-")
     try:
-        program = subprocess.Popen(command, cwd=folder, start_new_session=True)
+        program = start(folder)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr)
+        print(f"{name} cannot be started: {error.strerror}", file=sys.stderr, flush=True)
+        tell(NOT_STARTED)
         os._exit(NOT_STARTED)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # not before: the program would inherit it
@@ -137,4 +181,6 @@ def keep() -> None:
         os.killpg(program.pid, signal.SIGKILL)
     kill_orphans()
     shutil.rmtree(folder, ignore_errors=True)
-    os._exit(status if status >= 0 else 128 - status)
+    status = status if status >= 0 else 128 - status
+    tell(status)
+    os._exit(status)

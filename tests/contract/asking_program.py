@@ -1,5 +1,6 @@
 """A program that knows nothing of lmgym: it asks an OpenAI endpoint by urllib, in one of several ways."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -231,6 +232,23 @@ def writing(task: dict[str, Any]) -> float:
 def speechless(task: dict[str, Any]) -> float:
     answer([user("a")])
     os._exit(0)
+
+
+async def waits_for_itself(task: dict[str, Any]) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return {"reward": 0.5, "said": answer([user("a")])["content"]}
+
+
+IMPORTED_BY = os.getpid()
+
+
+def tells_who_imported_it(task: dict[str, Any]) -> float:
+    answer([user("a")])
+    return float(IMPORTED_BY)
+
+
+def sleeps(task: dict[str, Any]) -> None:
+    time.sleep(1000)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,12 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,10 @@ PROGRAM = str(Path(__file__).parent / "asking_program.py")
 GAME = Example("game/0", "2+2=")
 
 
-def environment(way: str, **more: Any) -> AgentProgram:
+def environment(way: str, called: bool = False, **more: Any) -> AgentProgram:
+    """The program in one of its ways, as a command or as a function that is called."""
+    if called:
+        return AgentProgram(function=f"tests.contract.asking_program:{way}", **more)
     return AgentProgram(command=[sys.executable, PROGRAM, way], **more)
 
 
@@ -120,6 +126,52 @@ def test_calls_of_tools_come_as_calls_and_go_back_as_the_model_wrote_them() -> N
     assert written(row) == "\n".join([said("user:add"), told[0], tool, told[1], user, said("assistant:5")])
 
 
+@pytest.mark.parametrize("way", ["talk", "branches"])
+def test_a_function_is_played_as_the_program_that_calls_it(way: str) -> None:
+    one, other = (played(way, [str(n) for n in range(13)], called=called) for called in (False, True))
+    assert one.score == other.score and not other.error
+    assert [replace(turn, seconds={}) for turn in one.turns] == [replace(turn, seconds={}) for turn in other.turns]
+    assert played("waits_for_itself", ["4"], called=True).score == 0.5  # it is async, and returns a mapping
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="needs os.waitid")
+def test_a_function_is_imported_once_and_again_when_its_process_is_gone() -> None:
+    def importer() -> int:
+        envs = InProcess(lambda: environment("tells_who_imported_it", called=True))
+        envs.begin([(0, GAME, 1)])
+        [step] = envs.step([(0, "4", "eos")])
+        envs.close()
+        return int(step.reward)
+
+    first = importer()
+    assert importer() == first != os.getpid()
+    os.kill(first, signal.SIGKILL)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    assert importer() != first
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks at /proc")
+def test_a_function_is_forgotten_when_its_owner_is_killed() -> None:
+    code = (
+        "import os, time; from lmgym.processes.nursery import Nursery; from lmgym.processes.keeper import Program\n"
+        "nursery = Nursery('tests.contract.asking_program:sleeps')\n"
+        "Program(nursery.start, dict(os.environ), b'{}', 2**20, print)\n"
+        "print(nursery._process[0].pid, flush=True); time.sleep(600)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], cwd=runs.ROOT, stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    nursery = int(owner.stdout.readline())
+    children = Path(f"/proc/{nursery}/task/{nursery}/children")
+    until = time.monotonic() + 60
+    while not (keepers := children.read_text().split()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    owner.kill()
+    owner.wait()
+    assert all(gone(int(process)) for process in (nursery, *keepers))
+
+
+@pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize(
     ("way", "more", "problem"),
     [
@@ -131,8 +183,10 @@ def test_calls_of_tools_come_as_calls_and_go_back_as_the_model_wrote_them() -> N
         ("nothing", {}, "KeyError"),
     ],
 )
-def test_a_program_that_fails_costs_its_own_episode(way: str, more: dict[str, Any], problem: str) -> None:
-    envs = InProcess(lambda: environment(way, **more))
+def test_a_program_that_fails_costs_its_own_episode(way: str, more: dict[str, Any], problem: str, called: bool) -> None:
+    if called and way == "nothing":
+        problem = "module tests.contract.asking_program has no 'nothing'; "
+    envs = InProcess(lambda: environment(way, called, **more))
     [answer] = envs.begin([(0, GAME, 1)])
     if not isinstance(answer, EnvFailure):
         [answer] = envs.step([(0, "4", "eos")])
@@ -166,10 +220,11 @@ def gone(process: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can leave its group unseen")
+@pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("ended", [True, False])
-def test_nothing_is_left_of_a_program(ended: bool, tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_program(ended: bool, called: bool, tmp_path: Path) -> None:
     note = tmp_path / "note.json"
-    envs = InProcess(lambda: environment("leaves_something"))
+    envs = InProcess(lambda: environment("leaves_something", called))
     envs.begin([(0, Example("a", "b", meta={"note": str(note)}), 1)])
     if ended:
         [step] = envs.step([(0, "4", "eos")])
@@ -184,6 +239,8 @@ def test_nothing_is_left_of_a_program(ended: bool, tmp_path: Path) -> None:
     [
         ({"command": ["no-such-program"]}, "no program 'no-such-program'"),
         ({"command": []}, "no program ''"),
+        ({"command": ["sh"], "function": "a:b"}, "a command and a function; leave one of them out"),
+        ({"function": "play"}, "'env.function' is 'play'; write my_module:my_function"),
         ({"command": ["sh"], "ignored": ["messages"]}, "'env.ignored' may name temperature"),
         ({"command": ["sh"], "workers": 2}, "'env.workers' does not go with agent"),
         ({"command": ["sh"], "thoughts": "drop"}, "'env.thoughts' does not go with agent"),
