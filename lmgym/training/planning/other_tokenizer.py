@@ -15,7 +15,7 @@ def check_other_tokenizer(stage: Stage, name: str, policy: ModelInfo, teacher: M
         (policy.encoder_decoder, f"only causal models are compared by pieces of text; {own}"),
         (required.divergence is None, f"this algorithm compares single tokens; write algorithm.name: gkd, or {own}"),
         (
-            required.answers != "policy" or required.given_share > 0,
+            not stage.source.samples or required.given_share > 0,
             "pieces of several tokens are compared by what the policy has sampled, not by references; write source: "
             f"student and student_share: 1.0, or {own}",
         ),
