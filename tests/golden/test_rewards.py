@@ -149,6 +149,12 @@ def test_the_last_number_counts_unless_strict(text: str) -> None:
         ("\\boxed{(3,4)}", "(3, 4)", 1.0),
         ("18 apples, but the answer is unknown", "18", 0.0),
         ("The answer is 1e3", "1000", 1.0),
+        ("The answer is $2.5 million.", "2,500,000", 1.0),
+        ("The answer is 18 thousand", "18", 0.0),
+        ("18 Hundred", "1800", 1.0),
+        ("The answer is 5 millionaires", "5", 1.0),
+        ("#### 18\nMillion thanks", "18", 1.0),  # a new line is a new thought
+        ("The answer is 2e3 million", "2000", 1.0),  # not both
         ("", "18", 0.0),
     ],
 )

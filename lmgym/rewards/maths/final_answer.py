@@ -52,6 +52,10 @@ UNIT = re.compile(
     rf"|(?:(?<=[A-Za-z])|(?<=[A-Za-z]\s))\^\{{?[23]\}}?|[./](?=[a-zA-Z])[A-Za-z]++)*+\s{{0,4}}+[.!]?"
 )
 
+# A word after a decimal number that multiplies it, and the power of ten that it stands for.
+MAGNITUDE = re.compile(r"[ \u00a0]{0,4}(hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
+POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
 
 def extract_answer(text: str, strict: bool = False) -> str | None:
     r"""The final answer in a text, or None.
@@ -80,8 +84,8 @@ def extract_answer(text: str, strict: bool = False) -> str | None:
 def normalise_number(text: str) -> Fraction | None:
     """The exact value of a text that is a single number, with or without currency and unit; else None.
 
-    It reads "1,234.50", "-$5", "18 dollars", "18%" (as 18), ".5", "1/2", "1 1/2" and "1e3". It does not read numbers
-    of more than 1,000 digits, fractions with denominator 0, and "1 7/6", which is no mixed number.
+    It reads "1,234.50", "-$5", "18 dollars", "18%" (as 18), ".5", "1/2", "1 1/2", "1e3" and "18 thousand". It does not
+    read numbers of more than 1,000 digits, fractions with denominator 0, and "1 7/6", which is no mixed number.
 
     Example: normalise_number("18.0") == 18, normalise_number("0.5") == normalise_number("1/2"), normalise_number("x")
     -> (True, True, None)"""
@@ -101,7 +105,7 @@ def normalise_number(text: str) -> Fraction | None:
         value += _integer(match["whole"] or "0")
     else:
         whole, _, decimals = match["decimal"].partition(".")
-        value = Fraction(_integer(whole + decimals), 10 ** len(decimals)) * Fraction(10) ** int(power)
+        value = Fraction(_integer(whole + decimals), 10 ** len(decimals)) * Fraction(10) ** (int(power) + _tens(match))
     return -value if _negative(match) else value
 
 
@@ -234,8 +238,9 @@ def _tidy(text: str) -> str:
 
 
 def _written(match: re.Match[str]) -> str:
-    """The number as written, without currency and thousands separators."""
+    """The number as written, without currency and thousands separators; "18 thousand" as "18e3"."""
     digits = re.sub(r"[^0-9./eE+\- ]", "", match[0]).lstrip("+- ")
+    digits += f"e{tens}" if (tens := _tens(match)) else ""
     return ("-" if _negative(match) else "") + digits
 
 
@@ -250,3 +255,9 @@ def _integer(digits: str) -> int:
 def _normalise_text(text: str) -> str:
     text = re.sub(r"\s+", "", _plain(text)).casefold().strip(LEADING + ".!")
     return re.sub(r"^\((\w)\)$", r"\1", text)
+
+
+def _tens(match: re.Match[str]) -> int:
+    """The power of ten that the word after a decimal number stands for; 0 without one."""
+    word = MAGNITUDE.match(match.string, match.end()) if match["decimal"] and not match["power"] else None
+    return 0 if word is None else POWERS[word[1].lower()]
