@@ -124,7 +124,7 @@ def ranks_in_batch(texts: list[str], examples: list[Example]) -> list[float]:
 
 
 def first_is_better(texts: list[str], examples: list[Example]) -> list[float]:
-    """A judge of all answers at once that likes what stands first."""
+    """A reward of groups that pays for the first place, whatever the answer says."""
     return [
         (any_form(text) == wanted(one)) + 1.0 / (1 + place)
         for place, (text, one) in enumerate(zip(texts, examples, strict=True))

@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def places(folder: Path, given: argparse.Namespace) -> Iterator[tuple[int, list[Example]]]:
-    """Steps that a checkpoint of the stage stands right before, and held-out examples of each."""
+    """The steps that begin at a checkpoint, each with its held-out examples."""
     question = ask(folder, [])
     records = step_records(folder, question.stage)
     held_out = next(iter(load_data(question.real).held_out.values()))

@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> None:
         tree = None if change is None else asdict(change) | {"findings": [one.as_json() for one in change.findings]}
         sentences = [*change_sentences(folder, given.metric, change)]
     if given.json:
-        print(json_text(tree and {**tree, "said": sentences}), end="")
+        print(json_text(None if tree is None else {**tree, "said": sentences}), end="")
         return
     with Console() as console:
         for sentence in sentences:

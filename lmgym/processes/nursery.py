@@ -93,7 +93,7 @@ class Call:
     """A call that runs: what it writes, and its exit status. Example: nursery.start(pipe, os.environ, stdin).wait()"""
 
     def __init__(self, output: int, errors: int, status: int) -> None:
-        self.stdout, self.stderr, self._status = map(_reader, (output, errors, status))
+        self.stdout, self.stderr, self._status = FileIO(output), FileIO(errors), FileIO(status)
         self._lock = threading.Lock()
         self._known: int | None = None
 
@@ -105,10 +105,6 @@ class Call:
                     text = self._status.read()
                 self._known = int(text) if text else -signal.SIGKILL  # the keeper itself was killed
             return self._known
-
-
-def _reader(pipe: int) -> FileIO:
-    return FileIO(pipe, "rb")
 
 
 def serve(pipe: int, name: str) -> NoReturn:

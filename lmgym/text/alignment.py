@@ -60,8 +60,8 @@ def spans_of(own: Sequence[int], other: Sequence[int]) -> tuple[list[int], list[
 
 
 def readable(data: bytes) -> tuple[str, list[int], list[int]]:
-    """Bytes as a text in which U+FFFD stands for each byte that is part of no character. Also: where in the text's own
-    bytes each place of `data` is, [len(data) + 1], and where each U+FFFD that was put in ends.
+    """Bytes as a text: a byte that belongs to no character becomes U+FFFD. Returns the text; for each place in `data`
+    the same place in the bytes of the text, [len(data) + 1]; and the places where the new U+FFFD end.
 
     Example: readable(b"a\\xff") -> ("a\\ufffd", [0, 1, 4], [4])"""
     letters, places, unreadable = [], [0], []

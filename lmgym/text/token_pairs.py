@@ -31,18 +31,18 @@ class TokenPairs:
     teacher_classes: list[int]
     rest: int
 
-    def table(self, policy: Any, teacher: Any) -> list[str]:
+    def table(self, tokenizer: Any, teacher_tokenizer: Any) -> list[str]:
         """What the run prints of the two tokenizers, line by line."""
-        ends = ", ".join(f"{policy.decode([one])} is {teacher.decode([two])}" for one, two in self.ends)
+        ends = ", ".join(f"{tokenizer.decode([one])} is {teacher_tokenizer.decode([two])}" for one, two in self.ends)
         lines = ["algorithm.teacher has another tokenizer; its tokens and the policy's are laid side by side by bytes:"]
-        sides = ("policy", policy, self.policy, self.policy_classes), (
-            "teacher", teacher, self.teacher, self.teacher_classes,
+        sides = ("policy", tokenizer, self.policy, self.policy_classes), (
+            "teacher", teacher_tokenizer, self.teacher, self.teacher_classes,
         )  # fmt: skip
         common = self.rest - len(self.ends)
-        for side, tokenizer, table, classes in sides:
+        for side, own, table, classes in sides:
             written = [classes[id] for id in range(min(len(classes), len(table.table))) if table.of(id)]
             rest = written.count(self.rest)
-            template = "its own chat template" if has_template(tokenizer, []) else "no chat template"
+            template = "its own chat template" if has_template(own, []) else "no chat template"
             lines.append(
                 f"  {side:7}  {len(written):,} tokens of text: {common:,} are common, "
                 f"{len(written) - common - rest:,} count as the common one they begin with, {rest:,} as the rest; "
@@ -52,21 +52,21 @@ class TokenPairs:
 
 
 def token_pairs(
-    policy: Any, teacher: Any, name: str, policy_size: int | None = None, teacher_size: int | None = None
+    tokenizer: Any, teacher_tokenizer: Any, name: str, size: int | None = None, teacher_size: int | None = None
 ) -> TokenPairs:
-    """Find the common tokens of two tokenizers, and the class of every other. The sizes are those of the models' heads,
-    beyond which no token counts (None: the tokenizer's); `name` is the teacher's.
+    """Find the common tokens of two tokenizers, and the class of every other. `size` and `teacher_size` are those of
+    the models' heads, beyond which no token counts (None: the tokenizer's); `name` is the teacher's.
 
     Raises LmgymError for tokenizers whose tokens have no known bytes, and for one without an end of sequence."""
-    own, other = token_bytes(policy, "policy.model"), token_bytes(teacher, f"algorithm.teacher: {name}")
-    sizes = policy_size or len(own.table), teacher_size or len(other.table)
+    own, other = token_bytes(tokenizer, "policy.model"), token_bytes(teacher_tokenizer, f"algorithm.teacher: {name}")
+    sizes = size or len(own.table), teacher_size or len(other.table)
     # 1. The common tokens, each with a class: of the same bytes, and the ends of an answer.
-    ends = end_pairs(policy, teacher, name)
+    ends = end_pairs(tokenizer, teacher_tokenizer, name)
     pairs = [(id, other.ids[text]) for text, id in own.ids.items() if text in other.ids]
     common = [(one, two) for one, two in [*pairs, *ends] if one < sizes[0] and two < sizes[1]]
     named = tuple({pair[side]: number for number, pair in enumerate(common)} for side in (0, 1))
     # 2. What the text of each other token begins with.
-    begins = _begins(own, teacher, other, named[0]), _begins(other, policy, own, named[1])
+    begins = _begins(own, teacher_tokenizer, other, named[0]), _begins(other, tokenizer, own, named[1])
 
     def class_of(side: int, id: int) -> int:
         seen = 0
@@ -80,19 +80,19 @@ def token_pairs(
     return TokenPairs(own, other, ends, own_classes, other_classes, rest=len(common))
 
 
-def end_pairs(policy: Any, teacher: Any, name: str) -> list[tuple[int, int]]:
+def end_pairs(tokenizer: Any, teacher_tokenizer: Any, name: str) -> list[tuple[int, int]]:
     """What ends an answer, by the chat template or else the end of sequence; and the ends of sequence, if both are
     others. Raises LmgymError for a tokenizer without an end of sequence; `name` is the teacher's.
 
     Example: of Gemma's chat template and ChatML, end_pairs(gemma, chatml, "t") -> [(106, 2)]"""
-    if teacher.eos_token_id is None or policy.eos_token_id is None:
+    if teacher_tokenizer.eos_token_id is None or tokenizer.eos_token_id is None:
         raise LmgymError(
             f"algorithm.teacher: {name} has another tokenizer than the policy, and one of the two has no "
-            "end-of-sequence token, so their ends of an answer cannot be compared; set tokenizer.eos_token"
+            "end-of-sequence token, so their ends of an answer cannot be compared; name it in tokenizer_config.json"
         )
-    ends = [(end_id(policy), end_id(teacher))]
-    if policy.eos_token_id != ends[0][0] and teacher.eos_token_id != ends[0][1]:
-        ends.append((policy.eos_token_id, teacher.eos_token_id))
+    ends = [(end_id(tokenizer), end_id(teacher_tokenizer))]
+    if tokenizer.eos_token_id != ends[0][0] and teacher_tokenizer.eos_token_id != ends[0][1]:
+        ends.append((tokenizer.eos_token_id, teacher_tokenizer.eos_token_id))
     return ends
 
 

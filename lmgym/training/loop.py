@@ -21,8 +21,6 @@ from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
 from lmgym.logs.timings import timing_record
 from lmgym.rewards.normalisation import normalise
-from lmgym.rollouts.hints import hinted_episodes
-from lmgym.rollouts.other_tokenizer import in_other_tokens
 from lmgym.rollouts.rollout import groups_of
 from lmgym.training.beside import add_greedy_baseline, with_given, with_rival
 from lmgym.training.callbacks import StepEnd
@@ -32,6 +30,7 @@ from lmgym.training.sampler_gap import watch_gap
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
 from lmgym.training.symptoms import warn_of_failures, warn_of_symptoms
+from lmgym.training.teacher_rows import with_teacher_rows
 from lmgym.training.tracing import StepTrace, begin_trace, write_trace
 from lmgym.training.unjudged import judged_groups, refuse_unjudged
 from lmgym.types import Episode
@@ -184,17 +183,7 @@ def collate_step(stage: StageRun, episodes: list[Episode], step: int) -> Batch:
         limit=sampling.max_new_tokens,
     )
     selected = [episode for episode in episodes if episode.selected]
-    if stage.token_pairs is not None:
-        teacher = stage.run.policy.teacher
-        assert teacher is not None
-        actor = replace(stage.actor, tokenizer=teacher.tokenizer)
-        read = in_other_tokens(selected, stage.token_pairs, actor, stage.teacher_context, required.hint)
-        batch = build(selected, weights=weights if required.reward_components else None, spans=read.policy_spans)
-        return batch.replace(hinted=build(read.episodes, pad_id=teacher.pad_id, spans=read.teacher_spans))
-    batch = build(selected, weights=weights if required.reward_components else None)
-    if required.hint is None:
-        return batch
-    return batch.replace(hinted=build(hinted_episodes(selected, required.hint, stage.actor, stage.teacher_context)))
+    return with_teacher_rows(stage, selected, build, weights if required.reward_components else None)
 
 
 def log_step(

@@ -89,8 +89,8 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         metrics["kl/reference"] = float(masked_mean(batch.logprobs_sampler - batch.logprobs_ref, batch.actions))
     if batch.span is not None and batch.hinted is not None:
         spans = match_spans(batch.span, batch.actions, batch.hinted.require("span"), batch.hinted.actions)
-        shares = float(spans.single.float().mean()), float(spans.longer.float().mean())
-        metrics |= {"spans/single": shares[0], "spans/longer": shares[1], "spans/none": 1 - sum(shares)}
+        kinds = {"single": spans.single, "longer": spans.longer, "none": ~(spans.single | spans.longer)}
+        metrics |= {f"spans/{name}": float(kind.double().mean()) for name, kind in kinds.items()}
     if batch.values is not None and batch.returns is not None:
         metrics["value/mean"] = float(masked_mean(batch.values, batch.actions))
         metrics["value/explained_variance"] = float(explained_variance(batch.values, batch.returns, batch.actions))

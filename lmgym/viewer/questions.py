@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmgym.core.errors import LmgymError, describe
-from lmgym.processes.keeper import Outcome, Program
+from lmgym.processes.keeper import Outcome, Program, started_with
 from lmgym.viewer.runs import RunRecords
 
 KINDS = ("why", "bisect", "what-if")
@@ -43,8 +43,7 @@ class Question:
         self.key, self.kind = secrets.token_hex(8), words[0]
         self._began, self._ended = time.monotonic(), 0.0
         self._outcome: Outcome | None = None
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        program = [sys.executable, "-c", BOOT, os.getcwd(), path, *words]
+        program = [sys.executable, "-c", BOOT, os.getcwd(), started_with(), *words]
         self._program = Program(program, os.environ, b"", output=LARGEST, ended=self._end, kept=LARGEST)
 
     def tree(self) -> dict[str, Any]:

@@ -248,6 +248,9 @@ def tells_who_imported_it(task: dict[str, Any]) -> float:
 
 
 def sleeps(task: dict[str, Any]) -> None:
+    """Notes itself and its keeper."""
+    Path(task["note"] + ".new").write_text(json.dumps([os.getpid(), os.getppid()]))
+    os.rename(task["note"] + ".new", task["note"])
     time.sleep(1000)
 
 

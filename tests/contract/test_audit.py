@@ -64,8 +64,8 @@ def test_right_is_right_and_wrong_is_wrong(task: str, form: Any) -> None:
 
 
 def test_a_near_miss_is_one_more_or_the_next_letter() -> None:
-    found = [missed(answer) for answer in ("18", "-1", "1,234", "0.5", "1/2", "B", "D", "Paris")]
-    assert found == ["19", "0", "1235", "1.5", "3/2", "C", "A", None]
+    found = [missed(answer) for answer in ("18", "-1", "1,234", "0.5", "1/2", "B", "D", "Paris", "AB")]
+    assert found == ["19", "0", "1235", "1.5", "3/2", "C", "A", None, None]
 
 
 def test_open_and_rated_examples() -> None:

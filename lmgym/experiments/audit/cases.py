@@ -136,7 +136,7 @@ def missed(answer: str) -> str | None:
     """A wrong answer next to the right one: the number and one more, or the next letter of a choice.
 
     Example: missed("18"), missed("1/2"), missed("B"), missed("Paris") -> ('19', '3/2', 'C', None)"""
-    if answer in LETTERS:
+    if answer in [*LETTERS]:  # a single one
         return LETTERS[(LETTERS.index(answer) + 1) % 4]
     number = normalise_number(answer)
     if number is None:

@@ -61,7 +61,7 @@ def several(case: Case) -> list[str] | None:
     """Final answers with the right one in their middle; None if it is no whole number or letter."""
     if case.answer is None:
         return None
-    if case.answer in "ABCD":
+    if case.answer in [*"ABCD"]:  # a single letter
         return [*(letter for letter in "ABCD" if letter < case.answer), case.answer,
                 *(letter for letter in "DCBA" if letter != case.answer)]  # fmt: skip
     number = normalise_number(case.answer)

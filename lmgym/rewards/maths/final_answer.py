@@ -52,7 +52,7 @@ UNIT = re.compile(
     rf"|(?:(?<=[A-Za-z])|(?<=[A-Za-z]\s))\^\{{?[23]\}}?|[./](?=[a-zA-Z])[A-Za-z]++)*+\s{{0,4}}+[.!]?"
 )
 
-# A word after a decimal number that multiplies it, and the power of ten that it stands for.
+# A word such as "thousand" behind a number multiplies it; POWERS: its power of ten.
 MAGNITUDE = re.compile(r"[ \u00a0]{0,4}(hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
 POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
@@ -258,6 +258,6 @@ def _normalise_text(text: str) -> str:
 
 
 def _tens(match: re.Match[str]) -> int:
-    """The power of ten that the word after a decimal number stands for; 0 without one."""
+    """The power of ten of the word behind a number, 3 for "18 thousand"; 0 if there is none."""
     word = MAGNITUDE.match(match.string, match.end()) if match["decimal"] and not match["power"] else None
     return 0 if word is None else POWERS[word[1].lower()]

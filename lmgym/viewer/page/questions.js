@@ -1,10 +1,10 @@
 // Questions that the commands `why`, `bisect` and `what-if` answer: asked here, computed in a process of their own.
 
+import {background} from "./background.js";
 import {chart} from "./chart.js";
 import {counted, h, link, number, oneLine, say, short} from "./dom.js";
-import {get, isFile, leftOut, post, remove} from "./source.js";
+import {get, isFile, leftOut} from "./source.js";
 
-const LOOK_AGAIN = 700; // ms between two looks
 const MOST_SHOWN = 10; // groups at either end, and answers
 const KINDS = {
   "why": {title: "what moved an answer", help: "Scores an answer at each checkpoint, then takes one step again and says which groups of it made the answer likelier, and which less likely."},
@@ -36,38 +36,21 @@ export async function questionsView({run, parts, query, go, setQuery}) {
   const stop = h("button", {type: "button", hidden: true, onclick: cancel}, "Cancel");
   const said = h("p", {class: "quiet", role: "status"});
   const result = h("div", {class: "answered"});
-  let key = null;
-  let timer = 0;
+  const work = background({address: "questions", look, failed: (error) => { stop.hidden = true; tell(error.message, true); }});
 
   async function begin(event) {
     event.preventDefault();
-    await cancel();
     result.replaceChildren();
     const asked = Object.fromEntries(fields.map(([name, field]) => [name, name === "answer" ? field.value : field.value.trim()]));
     setQuery({...asked, stage: stage.value});
-    try {
-      const tree = await post("questions", {run: run.number, kind, stage: Number(stage.value), ...asked});
-      key = tree.key;
-      stop.hidden = false;
-      look(tree);
-    } catch (error) {
-      tell(error.message, true);
-    }
+    await work.begin({run: run.number, kind, stage: Number(stage.value), ...asked});
   }
 
   function look(tree) {
     stop.hidden = tree.done;
-    if (!tree.done) {
-      tell(`${tree.doing || "computing"} (${Math.round(tree.seconds)} s in all)`);
-      timer = setTimeout(async () => {
-        if (!key) return;
-        try { look(await get(`questions/${key}`)); } catch (error) { stop.hidden = true; tell(error.message, true); }
-      }, LOOK_AGAIN);
-      return;
-    }
-    key = null;
-    tell(tree.problem || `answered in ${Math.round(tree.seconds)} s`, Boolean(tree.problem));
-    if (tree.problem) return;
+    if (!tree.done) return tell(`${tree.doing || "computing"} (${Math.round(tree.seconds)} s in all)`);
+    if (tree.problem) return tell(tree.problem, true);
+    tell(`answered in ${Math.round(tree.seconds)} s`);
     const nodes = tree.answer === null ? [h("p", {}, "The metric has no change that is clearer than its noise.")] : SHOW[kind](tree.answer, run, go, stages);
     result.replaceChildren(...nodes.flat().filter(Boolean));
   }
@@ -78,13 +61,9 @@ export async function questionsView({run, parts, query, go, setQuery}) {
   }
 
   async function cancel() {
-    clearTimeout(timer);
-    if (!key) return;
-    const own = key;
-    key = null;
+    if (!(await work.cancel())) return;
     stop.hidden = true;
     tell("cancelled");
-    await remove(`questions/${own}`).catch(() => {});
   }
 
   return {

@@ -1,11 +1,10 @@
 // Looking for answers through all steps: numbers and a regular expression, in the background.
 
+import {background} from "./background.js";
 import {count, counted, h, link, number, say} from "./dom.js";
 import {HELP, parseFilters} from "./filter.js";
 import {virtualList} from "./list.js";
-import {get, isFile, leftOut, post, remove} from "./source.js";
-
-const PAUSE = 400; // ms between two looks at a search
+import {isFile, leftOut} from "./source.js";
 
 export async function searchView({run, query, go, setQuery}) {
   const title = "search";
@@ -17,9 +16,8 @@ export async function searchView({run, query, go, setQuery}) {
   const stop = h("button", {type: "button", hidden: true, onclick: cancel}, "Cancel");
   const said = h("p", {class: "quiet", role: "status"});
   const list = virtualList({height: 54, row: element, open, label: "answers that were found"});
+  const work = background({address: "searches", look, failed: warn});
   let found = [];
-  let key = null;
-  let timer = 0;
 
   function element(place) {
     const own = found[place];
@@ -37,16 +35,16 @@ export async function searchView({run, query, go, setQuery}) {
     event?.preventDefault();
     await cancel();
     setQuery({pattern: pattern.value, filter: filter.value.trim(), seconds: seconds.value === "60" ? "" : seconds.value});
-    try {
-      const tree = await post("searches", {run: run.number, pattern: pattern.value, filters: parseFilters(filter.value), seconds: Number(seconds.value)});
-      key = tree.key;
-      stop.hidden = false;
-      said.classList.remove("warning");
-      look(tree);
-    } catch (error) {
-      say(said, error.message);
-      said.classList.add("warning");
-    }
+    let filters;
+    try { filters = parseFilters(filter.value); } catch (error) { warn(error); return; }
+    said.classList.remove("warning");
+    await work.begin({run: run.number, pattern: pattern.value, filters, seconds: Number(seconds.value)});
+  }
+
+  function warn(error) {
+    stop.hidden = true;
+    say(said, error.message);
+    said.classList.add("warning");
   }
 
   function look(tree) {
@@ -56,17 +54,12 @@ export async function searchView({run, query, go, setQuery}) {
     const far = tree.steps ? `${tree.searched.toLocaleString("en")} of ${count(tree.steps, "step")} searched` : "looking";
     say(said, `${count(found.length, "answer")} found, ${far}${tree.sentence ? "; " + tree.sentence : ""}`);
     stop.hidden = tree.done;
-    if (!tree.done) timer = setTimeout(async () => { if (key) look(await get(`searches/${key}`)); }, PAUSE);
   }
 
   async function cancel() {
-    clearTimeout(timer);
-    if (!key) return;
-    const own = key;
-    key = null;
+    if (!(await work.cancel())) return;
     stop.hidden = true;
     said.textContent += "; cancelled";
-    await remove(`searches/${own}`).catch(() => {});
   }
 
   if (pattern.value || filter.value) begin();
