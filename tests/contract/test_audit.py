@@ -149,14 +149,19 @@ def test_a_judge_behind_an_endpoint_that_obeys_the_answer() -> None:
 def test_groups_are_compared_as_groups() -> None:
     sizes = set[int]()
 
-    @of_groups
-    def shortest(texts: list[list[str]], examples: list[Example]) -> list[list[float]]:
-        sizes.update(map(len, texts))
-        return [[float(len(text) == min(map(len, group))) for text in group] for group in texts]
+    final = build_rewards({"final_answer": 1.0})[0].function
 
-    found = verdict(shortest)
+    @of_groups
+    def right_or_short(texts: list[list[str]], examples: list[Example]) -> list[list[float]]:
+        sizes.update(map(len, texts))
+        return [
+            [final([text], [own])[0] / 2 + (len(text) == min(map(len, group))) for text in group]
+            for group, own in zip(texts, examples, strict=True)
+        ]
+
+    found = verdict(right_or_short)
     assert sizes == {3, 4}  # right, near miss, another's; and an attack beside them
-    assert "paid/empty" in codes(found) or "raised/empty" in codes(found) or found.text_alone
+    assert codes(found) == {"paid/empty"} and not found.text_alone
 
 
 def test_failures_and_silence_are_told_apart() -> None:
