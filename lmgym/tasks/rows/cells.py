@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from string import Formatter
 from typing import Any
 
@@ -53,11 +54,18 @@ def fill(template: str, row: Mapping[str, Any], where: str) -> str:
     Example: fill("{Body} {Question}", {"Body": "I have 2 pens.", "Question": "How many?"}, "") ->
         'I have 2 pens. How many?'"""
     texts: list[str] = []
-    for words, name, _, _ in Formatter().parse(template):
-        texts.append(RecipeText(words))
+    for words, name in _pieces(template):
+        if words:
+            texts.append(words)
         if name is not None:
             texts.append(_as_text(column(row, name, where), name, where))
     return RecipeText.join(*texts)
+
+
+@lru_cache
+def _pieces(template: str) -> tuple[tuple[RecipeText, str | None], ...]:
+    """The template's own words, each with the column that follows them. Kept, since a data set fills one often."""
+    return tuple((RecipeText(words), name) for words, name, _, _ in Formatter().parse(template))
 
 
 def fields_of(template: str, key: str) -> list[tuple[str, str | None, str | None]]:

@@ -122,12 +122,14 @@ class Found:
                     f"task.streaming: the rows of {path} can only be read in turn; unpack it into .jsonl, .arrow or "
                     ".parquet, or remove streaming"
                 )
-        files, numbers = list[IndexedRows](), list[int]()
+        files, parts = list[IndexedRows](), list[range]()
         for paths, part in self.files:
             before = sum(map(len, files))
             files += [indexed(path) for path in paths]
-            numbers += (before + number for number in part.range(sum(map(len, files)) - before))
-        return tuple(files), None if all(part.whole for _, part in self.files) else numbers
+            own = part.range(sum(map(len, files)) - before)
+            parts.append(range(before + own.start, before + own.stop, own.step))
+        whole = all(part.whole for _, part in self.files)
+        return tuple(files), None if whole else [number for part in parts for number in part]
 
 
 def find_split(source: Source, split: str) -> Found:
