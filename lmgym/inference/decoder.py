@@ -69,7 +69,9 @@ class Decoder:
         self.whole = max(len(request.prompt_ids) + most for request, most in ends)  # tokens of the longest row
         self.longest = max(most - len(request.begun) for request, most in ends)  # tokens of the longest new part
         # What an answer has already is read with its prompt.
-        self.requests = [replace(one, prompt_ids=(*one.prompt_ids, *one.begun)) if one.begun else one for one in requests]
+        self.requests = [
+            replace(one, prompt_ids=(*one.prompt_ids, *one.begun)) if one.begun else one for one in requests
+        ]
         self.drawing = Drawing(policy, self.answers, restriction, ended, mixture)
 
     def finish(self) -> list[Completion]:

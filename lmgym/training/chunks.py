@@ -20,7 +20,9 @@ from lmgym.rollouts.play import Draw, first_requests, play_share
 from lmgym.training.ahead import Ahead, Played
 from lmgym.types import Restriction, Turn
 
-Answers = dict[int, Turn]  # by the key of their request: what is sampled of them, with the stop "paused" if more follows
+Answers = dict[
+    int, Turn
+]  # by the key of their request: what is sampled of them, with the stop "paused" if more follows
 
 
 @dataclass
@@ -116,7 +118,7 @@ class AheadInChunks(Ahead):
             (episode,), answer = episodes, answers.own[request.key]
             if len(answer.versions) > 1:
                 episode.turns[0].versions = answer.versions
-            episode.turns[0].seconds["sampling"] = answer.seconds["sampling"]
+            episode.turns[0].seconds = answer.seconds  # of all its calls; of a resumed run those since
         return played
 
     def _answer(self, step: int, key: int) -> Turn:
