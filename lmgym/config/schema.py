@@ -311,8 +311,8 @@ class Config(Section):
             )
         if self.engine.chunk and stage.is_played:
             raise LmgymError(
-                f"engine.chunk: stage '{stage.name}' has environment '{stage.env.get('name')}', and only an answer to a "
-                "task's prompt goes on with newer weights; remove chunk, or env"
+                f"engine.chunk: stage '{stage.name}' has environment '{stage.env.get('name')}', and only an answer to "
+                "a task's prompt goes on with newer weights; remove chunk, or env"
             )
         if self.engine.ahead and stage.curriculum is not None:
             raise LmgymError(

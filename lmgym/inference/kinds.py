@@ -96,8 +96,8 @@ class EngineSection(Section):
             )
         if self.chunk is not None and self.ahead < 2:
             raise LmgymError(
-                f"engine.chunk is {self.chunk}, and engine.ahead is {self.ahead}: only answers that are sampled 2 steps "
-                "ahead or more see newer weights on the way; write ahead: 2 or more, or remove chunk"
+                f"engine.chunk is {self.chunk}, and engine.ahead is {self.ahead}: only answers that are sampled 2 "
+                "steps ahead or more see newer weights on the way; write ahead: 2 or more, or remove chunk"
             )
         self.kind.check(self)
 
@@ -106,7 +106,8 @@ class EngineSection(Section):
 class Place:
     """Where and how an engine is opened: the run's own choices (machine.json), its folder, and who trains with it.
 
-    `canary` is the largest gap between sampled and scored log-probabilities, in nats a token; `corrected` says that all
+    `canary` is the largest gap between sampled and scored log-probabilities that the recipe allows, in nats a token
+    (None: what rounding explains); `corrected` says that all
     algorithms weigh answers that were sampled with other log-probabilities.
 
     Example: Place(Path("runs/a"), warn, unit=64, threads=1)"""
@@ -116,7 +117,7 @@ class Place:
     unit: int | None = None
     threads: int | None = None
     ranks: Ranks = ALONE
-    canary: float = 0.01
+    canary: float | None = None
     corrected: bool = True
 
 

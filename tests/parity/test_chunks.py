@@ -26,7 +26,7 @@ from lmgym.models.policy import Policy
 from lmgym.training.checkpoints import manifest
 from lmgym.training.loop import begin_step, gather, stages_left
 from lmgym.training.setup import start
-from lmgym.types import Episode, Turn
+from lmgym.types import Turn
 from lmgym.updates.prepare import prepare
 from tests import rounding, runs
 from tests.parity.test_ahead import CAPPED, CHANGES, UNIT
@@ -238,8 +238,8 @@ def test_unfinished_answers_that_are_none_are_named(tmp_path: Path) -> None:
     ("before", "now"), [({}, {"chunk": 6}), ({}, {"ahead": 2}), ({"chunk": None}, {}), ({}, {"chunk": None})]
 )
 def test_another_plan_goes_on_with_what_is_there(before: dict[str, Any], now: dict[str, Any], tmp_path: Path) -> None:
-    """Longer chunks, fewer steps ahead, or chunks where there were none: all answers go on. Without chunks from here on,
-    those that are not complete are sampled again."""
+    """Longer chunks, fewer steps ahead, or chunks where there were none: all answers go on. Without chunks from here
+    on, those that are not complete are sampled again."""
     run = runs.run(tmp_path / "run", Interrupting(at=2), engine=engine(**before), **CHANGES, **TWO)
     kept = json.loads((runs.newest(run) / "ahead.json").read_text())
     runs.run(run, engine=engine(**now), **CHANGES, **TWO)
