@@ -76,7 +76,7 @@ class VllmKind(EngineKind):
 
 def lost_updates(policy: Policy, vllm: Vllm) -> str:
     """A warning where vLLM may hold merged adapters in bf16, rounded to nearest: most of what they have learned may be
-    lost there, by less than the canary notices. Empty elsewhere, and where they are rounded stochastically."""
+    lost there, until the canary notices. Empty elsewhere, and where they are rounded stochastically."""
     remedy = vllm.instead_of_rounding(policy)
     if not remedy or not lora.has_adapter(policy.model) or policy.rounded is not None:
         return ""
