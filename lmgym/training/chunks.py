@@ -45,7 +45,7 @@ class AheadInChunks(Ahead):
     def __init__(self, requirements: Any, steps: int, chunk: int, beside: bool = True) -> None:
         super().__init__(requirements, steps, beside)
         self.chunk = chunk
-        self._begun: dict[int, StepAnswers] = {}  # by step, in order
+        self._coming: dict[int, StepAnswers] = {}  # by step, in order
         self._ranks: Ranks = ALONE
         self._unsent = False  # the other ranks lack what this one has sampled
 
@@ -54,8 +54,8 @@ class AheadInChunks(Ahead):
         coming = range(step + 1, min(step + self.steps, steps - 1) + 1)
         draws = {number: draw(number) for number in coming if number not in self._ready}
         for number, one in draws.items():
-            if number not in self._begun:
-                self._begun[number] = StepAnswers(one.actor.version)
+            if number not in self._coming:
+                self._coming[number] = StepAnswers(one.actor.version)
             self._ranks, self._unsent = one.actor.ranks, True
         if not draws:
             return
@@ -71,23 +71,23 @@ class AheadInChunks(Ahead):
         if self._ranks.size == 1 or not self._unsent:
             return
         self._unsent = False
-        own = {step: _to_json(answers.own) for step, answers in self._begun.items()}
+        own = {step: _to_json(answers.own) for step, answers in self._coming.items()}
         for rank, part in enumerate(self._ranks.gather(json.dumps(own).encode())):
             if rank != self._ranks.rank:
                 for step, answers in json.loads(part).items():
-                    self._begun[int(step)].others |= _from_json(answers)
+                    self._coming[int(step)].others |= _from_json(answers)
 
     def state_dict(self) -> dict[str, Any]:
         begun = [
             {"step": step, "version": one.version, "answers": _to_json(one.others | one.own)}
-            for step, one in self._begun.items()
+            for step, one in self._coming.items()
         ]
         return {"draws": [], **super().state_dict(), "begun": begun} if begun else super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for one in state.get("begun", []):
-            self._begun[int(one["step"])] = StepAnswers(int(one["version"]), others=_from_json(one["answers"]))
+            self._coming[int(one["step"])] = StepAnswers(int(one["version"]), others=_from_json(one["answers"]))
 
     def _played(self, draws: Mapping[int, Draw], following: int) -> Played:
         """Sample the chunks of all these steps in one call of the engine; returns the episodes of step `following`, if
@@ -111,7 +111,7 @@ class AheadInChunks(Ahead):
         # 3. The step whose answers are complete.
         if following not in draws:
             return {}
-        answers, draw = self._begun.pop(following), draws[following]
+        answers, draw = self._coming.pop(following), draws[following]
         actor = replace(draw.actor, engine=Sampled(draw.actor.engine, answers.own), version=answers.version)
         played = play_share(replace(draw, actor=actor))
         for request, episodes in zip(first_requests(draw), played.values(), strict=True):
@@ -123,13 +123,13 @@ class AheadInChunks(Ahead):
 
     def _answer(self, step: int, key: int) -> Turn:
         """What is sampled of an answer of this rank."""
-        answers = self._begun[step]
+        answers = self._coming[step]
         if key not in answers.own:  # from a checkpoint, or not begun
             answers.own[key] = answers.others.pop(key, Turn([], [], stop=PAUSED))
         return answers.own[key]
 
 
-class Sampled(Engine[Any]):
+class Sampled:
     """An engine whose answers are there already, by the keys of their requests.
 
     Example: Sampled(engine, answers).generate(requests, sampling)[0].ids == answers[requests[0].key].action_ids"""
@@ -156,6 +156,18 @@ class Sampled(Engine[Any]):
 
     def restricted(self, restriction: Restriction, mask: Any = None) -> "Sampled":
         return self
+
+    def forget(self, conversations: Sequence[int]) -> None:
+        """Nothing is cached."""
+
+    def load(self, policy: Any, version: int) -> None:
+        """Nothing is sampled any more."""
+
+    def release(self) -> None:
+        """Nothing to free."""
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 def _append(answer: Turn, completion: Completion, version: int, seconds: float) -> None:

@@ -277,8 +277,9 @@ def test_a_small_update_that_does_not_arrive_whole_is_found_out(arrives: Arrives
     numbers = re.search(r"differ by (\S+) nats a token, where (\S+) is .* own by ([\d.e-]+)", str(found.value))
     assert numbers is not None
     gap, allowed, update = map(float, numbers.groups())
-    assert allowed < 3e-5 < gap < 0.01 and gap <= 2 * update
-    assert ("so it seems not to have arrived" in str(found.value)) == (gap >= update / 2)
+    assert allowed < 3e-5 < gap < 0.01
+    said = "so it seems not to have arrived" in str(found.value)
+    assert said == (update / 2 <= gap <= 2 * update) and (said or arrives is not nothing)
     engine = VLLM(policy, Model())
     for version in range(10):
         engine.load(moved(policy, 0.02), version)
