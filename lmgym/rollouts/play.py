@@ -97,12 +97,13 @@ def play_share(draw: Draw) -> dict[int, list[Episode]]:
     return played
 
 
-def first_requests(draw: Draw) -> list[Request]:
-    """What `play_share` asks the engine first: a request for each prompt of this rank. Nothing is sampled."""
+def first_requests(draw: Draw) -> dict[int, Request]:
+    """What `play_share` asks the engine first, by the number of the environment: a request for each prompt of this rank
+    whose environment begins. Nothing is sampled."""
     loop = RolloutLoop(share_of_rank(draw), draw.actor, draw.key, draw.envs)
     loop.begin_waiting(None)
     loop.envs.end([state.index for state in loop.live])
-    return [state.player.request(loop.one_turn) for state in loop.live]
+    return {state.index: state.player.request(loop.one_turn) for state in loop.live}
 
 
 def share_of_rank(draw: Draw) -> Sequence[tuple[int, tuple[int, Example]]]:

@@ -96,7 +96,7 @@ class AheadInChunks(Ahead):
         asked: list[tuple[Turn, Request]] = []
         for step, draw in draws.items():
             pause = None if step == following else (following - step + self.steps) * self.chunk
-            for request in first_requests(draw):
+            for request in first_requests(draw).values():
                 answer = self._answer(step, request.key)
                 if answer.stop == PAUSED and (pause is None or len(answer.action_ids) < pause):
                     begun = tuple(answer.action_ids)
@@ -114,11 +114,10 @@ class AheadInChunks(Ahead):
         answers, draw = self._coming.pop(following), draws[following]
         actor = replace(draw.actor, engine=Sampled(draw.actor.engine, answers.own), version=answers.version)
         played = play_share(replace(draw, actor=actor))
-        for request, episodes in zip(first_requests(draw), played.values(), strict=True):
-            (episode,), answer = episodes, answers.own[request.key]
-            if len(answer.versions) > 1:
-                episode.turns[0].versions = answer.versions
-            episode.turns[0].seconds = answer.seconds  # of all its calls; of a resumed run those since
+        for number, request in first_requests(draw).items():
+            (turn,), answer = played[number][0].turns, answers.own[request.key]
+            turn.versions = answer.versions if len(answer.versions) > 1 else []
+            turn.seconds = answer.seconds  # of all its calls; of a resumed run those since
         return played
 
     def _answer(self, step: int, key: int) -> Turn:
