@@ -53,8 +53,8 @@ class EngineSection(Section):
     """Steps that are sampled ahead: those of step s come from the weights after s - ahead updates, so that a pool
     samples while the policy is updated. The algorithm must weigh answers of older weights (grpo: correction)."""
     chunk: PositiveInt | None = None
-    """Tokens of an answer that one version of the weights samples; the next version goes on with it, and the one before
-    the step's own ends it (docs/ahead.md). With `ahead` of 2 or more. Default: one version samples all of an answer."""
+    """Tokens of an answer that one version of the weights samples before the next one goes on with it; the last of the
+    `ahead` versions (2 or more) samples the rest (docs/ahead.md). Default: one version samples all of an answer."""
     captured: bool = False
     """Decoding steps of fixed shapes, which CUDA graphs replay; not measured on a GPU yet."""
     gap_at_load: Gap | None = field(default=None, metadata=FREE)
