@@ -179,6 +179,8 @@ class Turn:
     unfinished: bool = False  # the next turn continues this turn's action (`Step.unfinished`)
     given: str = ""  # how the message begins, by policy.answer_start; its ids are the last ones of `prompt_ids`
     token_rewards: list[float] | None = None  # part of `reward` that each action earned; the last one gets the rest
+    versions: list[list[int]] = field(default_factory=list)  # [version of the weights, actions] of each part, if newer
+    # weights went on with it (engine.chunk); else all of it is of the episode's version
     info: dict[str, str | float] = field(default_factory=dict)  # what the environment notes on it (`Step.info`)
     seconds: dict[str, float] = field(default_factory=dict, compare=False, repr=False)  # see logs/timings.py
 
@@ -221,7 +223,7 @@ class Episode:
     index: int
     turns: list[Turn] = field(default_factory=list)
     terminated: bool = True
-    version: int = 0  # of the weights that sampled it: the number of updates before
+    version: int = 0  # of the weights that sampled it, or began to: the number of updates before
     reward_components: dict[str, float | None] = field(default_factory=dict)  # each reward before its weight
     score: float = 0.0  # the sum of the turns' rewards
     judged: bool = True  # False: no reward could judge it, so its score means nothing, and it is not trained on

@@ -309,6 +309,11 @@ class Config(Section):
                 f"engine.ahead: the answers of stage '{stage.name}' come from older weights, which {name} does not "
                 "correct for as it is; take grpo or a preset of it, with algorithm.correction: truncated"
             )
+        if self.engine.chunk and stage.is_played:
+            raise LmgymError(
+                f"engine.chunk: stage '{stage.name}' has environment '{stage.env.get('name')}', and only an answer to "
+                "a task's prompt goes on with newer weights; remove chunk, or env"
+            )
         if self.engine.ahead and stage.curriculum is not None:
             raise LmgymError(
                 f"engine.ahead: the curriculum of stage '{stage.name}' chooses a step's prompts by the answers of "

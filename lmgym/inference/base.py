@@ -15,6 +15,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
 from lmgym.types import Restriction
 
+PAUSED = "paused"  # why an answer stops that will go on
 COLDEST = 1e-6  # lowest temperature above 0; logits divided by a much lower one are no numbers of fp32
 Temperature = Annotated[float, Ge(0), Rule("it must be 0 (greedy) or more")]
 StopString = Annotated[str, MinLen(1), Rule("an empty string would end every answer at once; remove it")]
@@ -150,6 +151,10 @@ class Request:
     strings that end this answer. Requests with the same `conversation` number are turns of one conversation, where each
     prompt begins with the previous prompt and its answer; for speed the engine may cache it until `forget` is called.
 
+    `begun` are the answer's first tokens, if there are some already: the rest is sampled, with the random numbers and
+    limits that it would have had in one call. An answer that has `pause` tokens, those included, and has not ended
+    stops there as "paused". Both are for answers that are no turns of a conversation (`EngineKind.continues`).
+
     Example: Request(prompt_ids=(5, 6), key=seeds.key(0, "sampling", 3, 0, 17))"""
 
     prompt_ids: tuple[int, ...]
@@ -157,17 +162,19 @@ class Request:
     source_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     conversation: int | None = None
+    begun: tuple[int, ...] = ()
+    pause: int | None = None
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer: exactly the sampled ids, their log-probabilities (nats, at the sampling temperature; empty if Hugging
-    Face's `generate` decoded), and the reason why it ended.
+    """One answer, or the rest of one that was `begun`: exactly the sampled ids, their log-probabilities (nats, at the
+    sampling temperature; empty if Hugging Face's `generate` decoded), and the reason why it ended.
     Example: Completion(ids=[7, 2], logprobs=[-0.5, -0.1], stop="eos")"""
 
     ids: list[int]
     logprobs: list[float]
-    stop: str  # "eos" | "stop" | "length" | "context"
+    stop: str  # "eos" | "stop" | "length" | "context" | PAUSED
     # With truncated or restricted sampling, the set that each token was drawn from (functional/truncation.py).
     kept: npt.NDArray[np.uint8] | npt.NDArray[np.int32] | None = None
 

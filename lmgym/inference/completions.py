@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lmgym.core.errors import LmgymError
 from lmgym.functional import truncation
-from lmgym.inference.base import Completion, Decoding, Request, Sampling
+from lmgym.inference.base import PAUSED, Completion, Decoding, Request, Sampling
 from lmgym.models.device import memory_here
 from lmgym.models.policy import Policy
 from lmgym.text.chat import decode
@@ -15,7 +15,7 @@ def check_request(policy: Policy, request: Request) -> None:
     context = policy.context
     if not request.prompt_ids or (policy.encoder_decoder and not request.source_ids):
         raise LmgymError("a prompt has no token at all; give it some text, or a tokenizer with a BOS token")
-    check_ids(policy, [*request.source_ids, *request.prompt_ids], "a prompt")
+    check_ids(policy, [*request.source_ids, *request.prompt_ids, *request.begun], "a prompt")
     if context is not None and len(request.source_ids) > context:
         raise LmgymError(
             f"a prompt has {len(request.source_ids)} tokens, and the encoder reads {context} at most; shorten the "
@@ -64,7 +64,8 @@ class Answers:
     """One answer for each request, token by token.
 
     An answer ends with a stop id, with the token that completes a stop string, or at its limit: `max_new_tokens` or the
-    end of the model's context. `stops` holds the reason ("eos", "stop", "length", "context"), "" for an unfinished one.
+    end of the model's context. `stops` holds the reason ("eos", "stop", "length", "context"), "" for an unfinished one;
+    one that reaches its request's `pause` is "paused". `ids` begin with those that the request has brought.
 
     Example: answers.add(0, token=7, logprob=-0.5); answers.stops[0]"""
 
@@ -77,11 +78,17 @@ class Answers:
         longest = max((len(text.encode()) for texts in self.stop_texts for text in texts), default=0)
         self.tail = longest + 4  # tokens that may hold a stop string: a token may be a single byte
         self.stops = [""] * len(requests)
-        self.ids: list[list[int]] = [[] for _ in requests]
+        self.ids: list[list[int]] = [list(request.begun) for request in requests]
         self.logprobs: list[list[float]] = [[] for _ in requests]
         self.kept: list[list[truncation.Sets]] = [[] for _ in requests]
         self.kept_bytes = 0
         self.keeps_sets = not isinstance(sampling, Decoding)
+
+    @property
+    def most(self) -> list[int]:
+        """Tokens that each answer may have at the end of this call, those that it began with included."""
+        pairs = zip(self.limits, self.requests, strict=True)
+        return [limit if request.pause is None else min(limit, request.pause) for limit, request in pairs]
 
     def add(self, request: int, token: int, logprob: float | None = None) -> None:
         """Append a token to an unfinished answer, with its log-probability if it has one."""
@@ -95,6 +102,8 @@ class Answers:
             self.stops[request] = "stop"
         elif len(ids) >= self.limits[request]:
             self.stops[request] = "length" if len(ids) >= self.sampling.max_new_tokens else "context"
+        elif len(ids) == self.requests[request].pause:
+            self.stops[request] = PAUSED
 
     def add_sets(self, requests: Sequence[int], candidates: truncation.Candidates) -> None:
         """Store the sets of these answers' next tokens. LmgymError if all sets take more than `sampling.kept_gib`."""
@@ -115,6 +124,7 @@ class Answers:
         return any(stop in text for stop in self.stop_texts[request])
 
     def completions(self) -> list[Completion]:
-        """All answers, in the order of the requests."""
+        """What was sampled for each request, in their order."""
+        ids = [own[len(request.begun) :] for own, request in zip(self.ids, self.requests, strict=True)]
         sets = [truncation.concatenate(kept) if kept else None for kept in self.kept]
-        return [Completion(*columns) for columns in zip(self.ids, self.logprobs, self.stops, sets, strict=True)]
+        return [Completion(*columns) for columns in zip(ids, self.logprobs, self.stops, sets, strict=True)]

@@ -4,7 +4,7 @@ A distinct prompt is computed once for all of its answers. The cache is prealloc
 request takes the slot of a finished answer. Of a conversation's next prompt only the new tokens are computed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -56,7 +56,7 @@ class Decoder:
         ended: Callable[[int, list[int]], None] | None = None,
         mixture: float | None = None,
     ) -> None:
-        self.policy, self.requests, self.sampling, self.rows = policy, requests, sampling, min(rows, len(requests))
+        self.policy, self.sampling, self.rows = policy, sampling, min(rows, len(requests))
         self.captured, self.captures, self.conversations = captured, list[CapturedSteps](), conversations
         self.conversing = any(request.conversation is not None for request in requests)
         # Every model that needs the logits: the sampled policy, and another that restricts its tokens or is mixed in.
@@ -65,24 +65,30 @@ class Decoder:
         self.linear_layers = OneDNNLinearLayers(policy) if policy.onednn else MKLLinearLayers(policy)
         self.answers = Answers(policy, requests, sampling)
         self.ids, self.stops = self.answers.ids, self.answers.stops
-        limits = zip(requests, self.answers.limits, strict=True)
-        self.whole = max(len(request.prompt_ids) + limit for request, limit in limits)  # tokens of the longest row
+        ends = list(zip(requests, self.answers.most, strict=True))
+        self.whole = max(len(request.prompt_ids) + most for request, most in ends)  # tokens of the longest row
+        self.longest = max(most - len(request.begun) for request, most in ends)  # tokens of the longest new part
+        # What an answer has already is read with its prompt.
+        self.requests = [
+            replace(one, prompt_ids=(*one.prompt_ids, *one.begun)) if one.begun else one for one in requests
+        ]
         self.drawing = Drawing(policy, self.answers, restriction, ended, mixture)
 
     def finish(self) -> list[Completion]:
         """Decode all requests; returns one completion for each, in order."""
         try:
-            if self.policy.encoder_decoder:
-                # Sources of similar length together: little padding in the encoder and the cross-attention.
-                order = sorted(range(len(self.requests)), key=lambda request: len(self.requests[request].source_ids))
-                self._decode_blocks(order, EncoderDecoderReader)
-            elif all(policy.fast for policy in self.policies):
+            if not self.policy.encoder_decoder and all(policy.fast for policy in self.policies):
                 self._decode()
-            else:
-                by_length: dict[int, list[int]] = {}
-                for index, request in enumerate(self.requests):
-                    by_length.setdefault(len(request.prompt_ids), []).append(index)
-                for indices in by_length.values():
+                return self.answers.completions()
+            by_length: dict[int, list[int]] = {}
+            for index, request in enumerate(self.requests):
+                by_length.setdefault(len(request.prompt_ids), []).append(index)
+            for indices in by_length.values():
+                if self.policy.encoder_decoder:
+                    # Sources of similar length together: little padding in the encoder and the cross-attention.
+                    order = sorted(indices, key=lambda request: len(self.requests[request].source_ids))
+                    self._decode_blocks(order, EncoderDecoderReader)
+                else:
                     self._decode_blocks(indices, PlainReader)
         finally:
             self.linear_layers.release()
@@ -113,7 +119,7 @@ class Decoder:
         it belongs to a conversation (which is kept as a whole), on devices where attention is torch's own kernel
         (`CachedRows`), and if no two requests have the same prompt."""
         prompts = {request.prompt_ids for request in self.requests}
-        longest, whole, answer = max(map(len, prompts)), self.whole, max(self.answers.limits)
+        longest, whole, answer = max(map(len, prompts)), self.whole, self.longest
         if self.conversing:
             conversations = [request.conversation for request in self.requests]
             return self.conversations.caches(conversations, whole, len(self.policies))
@@ -216,7 +222,7 @@ class Decoder:
         self, policy: Policy, cache: KeyValueCache, live: LiveSlots, slots: list[int]
     ) -> Float[Tensor, "R V"]:
         width = int(live.lengths.max()) + 1
-        cache.reserve(width, self.whole if cache.prompts is None else max(self.answers.limits))
+        cache.reserve(width, self.whole if cache.prompts is None else self.longest)
         layout = CachedRows(cache, live.lengths.to(self.device), width)
         hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
         logits: Tensor = policy.head(hidden[:, 0], narrow=True)

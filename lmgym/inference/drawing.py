@@ -9,6 +9,7 @@ from torch import Tensor
 from lmgym.core import progress, seeds
 from lmgym.functional import truncation
 from lmgym.functional.sampling import draw, draw_among, fp32_or_wider
+from lmgym.inference.base import PAUSED
 from lmgym.inference.completions import Answers
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
@@ -32,7 +33,7 @@ class Drawing:
         self.mixture = mixture  # share of the second model in the logits
         self.sampling, self.device = answers.sampling, policy.device
         keys = [request.key for request in answers.requests]
-        self.uniforms = torch.from_numpy(seeds.uniforms(keys, 0, max(answers.limits)))
+        self.uniforms = torch.from_numpy(seeds.uniforms(keys, 0, max(answers.most)))
         self.stops_at = torch.tensor(sorted(answers.stop_ids), device=self.device)
 
     def draw(self, logits: list[Float[Tensor, "R V"]], requests: list[int]) -> list[int]:
@@ -60,7 +61,7 @@ class Drawing:
         # 3. Append, and tell the caller which answers are finished.
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
             self.answers.add(request, token, logprob)
-            if self.answers.stops[request] and self.ended is not None:
+            if self.ended is not None and self.answers.stops[request] not in ("", PAUSED):
                 self.ended(request, self.answers.ids[request])
         progress.count(sum(map(bool, self.answers.stops)), len(self.answers.stops), "answers")
         return tokens.tolist()

@@ -15,7 +15,7 @@ class SamplerKind(EngineKind):
     shares_weights = True
 
     def sentence(self, section: EngineSection, unit: int | None, threads: int | None) -> str:
-        return f"engine: sampler in this process, {unit_sentence(unit)}{ahead_words(section.ahead)}"
+        return f"engine: sampler in this process, {unit_sentence(unit)}{ahead_words(section)}"
 
     def open(self, section: EngineSection, policy: Policy, place: Place) -> Engine[Policy]:
         return make_engine(section, policy, place.unit)

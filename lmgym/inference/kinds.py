@@ -52,6 +52,9 @@ class EngineSection(Section):
     ahead: Annotated[int, Ge(0), Le(MOST_AHEAD)] = 0
     """Steps that are sampled ahead: those of step s come from the weights after s - ahead updates, so that a pool
     samples while the policy is updated. The algorithm must weigh answers of older weights (grpo: correction)."""
+    chunk: PositiveInt | None = None
+    """Tokens of an answer that one version of the weights samples before the next one goes on with it; the last of the
+    `ahead` versions (2 or more) samples the rest (docs/ahead.md). Default: one version samples all of an answer."""
     captured: bool = False
     """Decoding steps of fixed shapes, which CUDA graphs replay; not measured on a GPU yet."""
     gap_at_load: Gap | None = field(default=None, metadata=FREE)
@@ -86,6 +89,16 @@ class EngineSection(Section):
                 f"engine.ahead is {self.ahead}, and {self.name} holds one version of the weights; write ahead: "
                 f"{self.kind.most_ahead}, or name: pool"
             )
+        if self.chunk is not None and not self.kind.continues:
+            raise LmgymError(
+                f"engine.chunk: {self.name} does not go on with answers that other weights have begun; remove it, or "
+                "write name: pool"
+            )
+        if self.chunk is not None and self.ahead < 2:
+            raise LmgymError(
+                f"engine.chunk is {self.chunk}, and engine.ahead is {self.ahead}: only answers that are sampled 2 "
+                "steps ahead or more see newer weights on the way; write ahead: 2 or more, or remove chunk"
+            )
         self.kind.check(self)
 
 
@@ -93,7 +106,8 @@ class EngineSection(Section):
 class Place:
     """Where and how an engine is opened: the run's own choices (machine.json), its folder, and who trains with it.
 
-    `canary` is the largest gap between sampled and scored log-probabilities, in nats a token; `corrected` says that all
+    `canary` is the largest gap between sampled and scored log-probabilities that the recipe allows, in nats a token
+    (None: what rounding explains); `corrected` says that all
     algorithms weigh answers that were sampled with other log-probabilities.
 
     Example: Place(Path("runs/a"), warn, unit=64, threads=1)"""
@@ -103,7 +117,7 @@ class Place:
     unit: int | None = None
     threads: int | None = None
     ranks: Ranks = ALONE
-    canary: float = 0.01
+    canary: float | None = None
     corrected: bool = True
 
 
@@ -123,6 +137,8 @@ class EngineKind:
     """Each rank may hold a part of the weights (`distributed.sharding`)."""
     most_ahead: ClassVar[int] = MOST_AHEAD
     """How many steps ahead it can sample: more than one needs several versions of the weights at once."""
+    continues: ClassVar[bool] = True
+    """It goes on with answers that other weights have begun (`Request.begun` and `pause`)."""
     any_kept_set: ClassVar[bool] = True
     """The sets that tokens were drawn from come back whatever their size (top_p, min_p)."""
 
@@ -151,6 +167,9 @@ def unit_sentence(unit: int | None) -> str:
     return "a whole rollout" if unit is None else f"units of {unit} answers"
 
 
-def ahead_words(ahead: int) -> str:
-    """Example: ahead_words(2) -> ", 2 steps ahead" """
-    return "" if not ahead else f", {'one step' if ahead == 1 else f'{ahead} steps'} ahead"
+def ahead_words(section: EngineSection) -> str:
+    """Example: ahead_words(EngineSection(ahead=2, chunk=64)) -> ", 2 steps ahead, in chunks of 64 tokens" """
+    if not section.ahead:
+        return ""
+    chunks = "" if section.chunk is None else f", in chunks of {section.chunk} tokens"
+    return f", {'one step' if section.ahead == 1 else f'{section.ahead} steps'} ahead{chunks}"

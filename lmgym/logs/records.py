@@ -187,16 +187,34 @@ def environment_numbers(episodes: Sequence[Episode]) -> dict[str, list[float]]:
 
 
 def version_lag(episodes: Sequence[Episode], version: int) -> dict[str, float]:
-    """How many updates older than `version` the weights are that sampled the selected episodes, on average; nothing if
-    none is older.
+    """How many updates older than `version` the weights are that sampled the selected episodes, on average over an
+    answer's tokens, then over the answers; nothing if none is older. If several versions have sampled an answer, also
+    the range over all tokens, and the share of such answers.
 
     Example: a fresh answer, and one of a replay buffer
         >>> example = Example("a/0", "2+2=")
         >>> version_lag([Episode(example, 0, 0, version=7), Episode(example, 1, 1, version=3)], version=7)
         {'version_lag': 2.0}
     """
-    lags = [version - episode.version for episode in episodes if episode.selected]
-    return {"version_lag": sum(lags) / len(lags)} if any(lags) else {}
+    selected = [episode for episode in episodes if episode.selected]
+    parts = [version_parts(episode) for episode in selected]
+    lags = [sum((version - own) * count for own, count in one) / sum(count for _, count in one) for one in parts]
+    if not any(lags):
+        return {}
+    found = {"version_lag": sum(lags) / len(lags)}
+    continued = sum(len(one) > 1 for one in parts)
+    if continued:
+        every = [version - own for one in parts for own, _ in one]
+        found |= {"version_lag/least": min(every), "version_lag/most": max(every), "continued": continued / len(parts)}
+    return found
+
+
+def version_parts(episode: Episode) -> list[tuple[int, int]]:
+    """The versions of the weights that sampled an answer, each with the number of its tokens.
+
+    Example: version_parts(episode) -> [(3, 64), (4, 20)]"""
+    parts = [(own, count) for turn in episode.turns for own, count in turn.versions]
+    return parts or [(episode.version, 1)]
 
 
 def rollout_record(episode: Episode) -> dict[str, Any]:
@@ -223,7 +241,7 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
     without its seconds, in which no two runs are equal (timings.py)."""
     record = dict(vars(turn))  # not `asdict`, which copies every list number by number
     del record["kept"], record["seconds"]
-    for name in ("given", "info"):
+    for name in ("given", "info", "versions"):
         if not record[name]:
             del record[name]
     return record

@@ -12,12 +12,12 @@ from lmgym.distributed.ranks import Ranks
 from lmgym.envs.base import Env
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.vector import Envs
-from lmgym.inference.base import Sampling
+from lmgym.inference.base import Request, Sampling
 from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.rewards.failures import too_many
 from lmgym.rewards.groups import compares
 from lmgym.rollouts.players import Actor
-from lmgym.rollouts.rollout import apply_rewards, collect_numbered, finished_episodes
+from lmgym.rollouts.rollout import RolloutLoop, apply_rewards, collect_numbered, finished_episodes
 from lmgym.types import Episode, Example
 
 NO_EXAMPLE = Example("", "")  # in the place of an example that every rank has
@@ -85,8 +85,8 @@ def play_share(draw: Draw) -> dict[int, list[Episode]]:
     """The first half of `play`: this rank's scored episodes by the number of their environment. It asks no other rank,
     so it may run beside other work."""
     actor = draw.actor
-    share = actor.ranks.share_groups(enumerate(draw.prompts), group=lambda numbered: numbered[1][0])
-    played = collect_numbered(share, actor, draw.sampling, draw.key, draw.envs, background_scoring(draw.rewards))
+    scoring = background_scoring(draw.rewards)
+    played = collect_numbered(share_of_rank(draw), actor, draw.sampling, draw.key, draw.envs, scoring)
     players = max((len(each) for each in played.values()), default=1)  # of a game: each has an answer of its own
     if players > 1 and (several := [reward.name for reward in draw.rewards if compares(reward)]):
         raise LmgymError(
@@ -95,6 +95,20 @@ def play_share(draw: Draw) -> dict[int, list[Episode]]:
     most = share_of(draw.rewards_failed, players * len(draw.prompts))
     apply_rewards([one for each in played.values() for one in each], draw.rewards, draw.timeout, actor.tokenizer, most)
     return played
+
+
+def first_requests(draw: Draw) -> dict[int, Request]:
+    """What `play_share` asks the engine first, by the number of the environment: a request for each prompt of this rank
+    whose environment begins. Nothing is sampled."""
+    loop = RolloutLoop(share_of_rank(draw), draw.actor, draw.key, draw.envs)
+    loop.begin_waiting(None)
+    loop.envs.end([state.index for state in loop.live])
+    return {state.index: state.player.request(loop.one_turn) for state in loop.live}
+
+
+def share_of_rank(draw: Draw) -> Sequence[tuple[int, tuple[int, Example]]]:
+    """The prompts of a draw that this rank plays, with their numbers in the whole."""
+    return draw.actor.ranks.share_groups(enumerate(draw.prompts), group=lambda numbered: numbered[1][0])
 
 
 def exchanged(

@@ -8,6 +8,7 @@ resumed run goes on with the same answers."""
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lmgym.rollouts.play import Draw, checked, exchanged, play_share
@@ -66,14 +67,18 @@ class Ahead(PolicyAnswers):
 
     def _begun(self, draw: Draw) -> tuple[Draw, Callable[[], Played]]:
         """A draw in flight, and how to get what it has sampled."""
-        if self._thread is None:
-            played = play_share(draw)
-            return draw, lambda: played
         # Later weights must not reach it; an engine that cannot keep any is one step ahead at most.
         keep = getattr(draw.actor.engine, "kept", None)
-        if keep is not None:
+        if keep is not None and self._thread is not None:
             draw = replace(draw, actor=replace(draw.actor, engine=keep()))
-        return draw, self._thread.submit(play_share, draw).result
+        return draw, self._beside(partial(play_share, draw))
+
+    def _beside(self, act: Callable[[], Played]) -> Callable[[], Played]:
+        """Begin to sample, in the thread if there is one; returns how to get what was sampled."""
+        if self._thread is not None:
+            return self._thread.submit(act).result
+        played = act()
+        return lambda: played
 
     def state_dict(self) -> dict[str, Any]:
         draws = [

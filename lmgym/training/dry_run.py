@@ -28,7 +28,7 @@ from lmgym.training.callbacks import make_callbacks
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import choose_machine
 from lmgym.training.opening import progress_of
-from lmgym.training.planning.ahead_plan import ahead_sentence, chart, measured_steps
+from lmgym.training.planning.ahead_plan import ahead_sentence, chart, chunk_lines, measured_steps
 from lmgym.training.planning.answer_report import report_answers, report_rewards
 from lmgym.training.planning.lengths import without_long
 from lmgym.training.planning.memory_plan import plan_sentence, within_memory
@@ -242,14 +242,20 @@ def _time(
 def _ahead(report: Report, config: Config, index: int, expected: tuple[float, float], folder: Path | None) -> None:
     """Report who samples what when, and which number of steps ahead is worth while: by the seconds of the steps that a
     run folder tells of, else by those that were expected."""
+    engine, in_turn = config.engine, config.engine.kind.shares_weights
+    if engine.chunk is not None:  # a run's records have the seconds of answers, which several calls have sampled
+        report.note(f"the plan of engine.ahead: {engine.ahead}, chunk: {engine.chunk}, by a few answers:")
+        most = config.stages[index].sampling.max_new_tokens
+        for line in chunk_lines(*expected, engine.ahead, engine.chunk, most, in_turn):
+            report.note(line)
+        return
     rollouts, updates = measured_steps(folder, index) if folder is not None else ([], [])
     source = f"the {len(rollouts)} steps that were taken"
     if not rollouts:
         rollouts, updates, source = [expected[0]] * 50, [expected[1]] * 50, "a few answers, as if all steps were equal"
-    engine = config.engine
     means = (sum(rollouts) / len(rollouts), sum(updates) / len(updates))
     report.note(f"the plan of engine.ahead: {engine.ahead}, by {source}:")
-    for line in chart(*means, engine.ahead, in_turn=engine.kind.shares_weights):
+    for line in chart(*means, engine.ahead, in_turn):
         report.note(line)
     report.note(ahead_sentence(rollouts, updates, engine.ahead))
 

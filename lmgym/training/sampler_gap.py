@@ -6,8 +6,6 @@ Both come from the same weights, so rounding alone should part them. The model h
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from lmgym.batch import Batch
 from lmgym.core.errors import LmgymError
 from lmgym.inference.kinds import EngineSection
@@ -37,11 +35,6 @@ def gap_limits(section: EngineSection, proof: Proof) -> GapLimits:
     if section.gap_warning is None:
         return GapLimits(min(warning, section.gap_error), section.gap_error)
     return GapLimits(warning, section.gap_error)
-
-
-def canary_limit(section: EngineSection, compute: torch.dtype) -> float:
-    """The largest gap of the few answers by which an engine elsewhere is tried after each update."""
-    return section.gap_error or FAR * (LEAST if compute == torch.float32 else MOST)
 
 
 def watch_gap(

@@ -44,7 +44,7 @@ from lmgym.training.process_settings import check_process
 from lmgym.training.resuming import contents, fingerprint
 from lmgym.training.resuming.resume import check_resumable
 from lmgym.training.run import DEFAULT_FOLDER, Data, Run
-from lmgym.training.sampler_gap import GapLimits, canary_limit, gap_limits
+from lmgym.training.sampler_gap import GapLimits, gap_limits
 from lmgym.types import Example
 
 
@@ -236,7 +236,7 @@ def open_engine(
 ) -> Engine[Policy]:
     """The engine of a run. Raises LmgymError if it cannot be had, or is too small for the `ranks`."""
     corrected = all(stage.algorithm.weighs_old for stage in stages if stage.source.samples)
-    canary, machine = canary_limit(section, loaded.policy.compute), loaded.machine
+    canary, machine = section.gap_error, loaded.machine
     place = Place(folder, warn, machine.unit, machine.generator_threads, ranks, canary, corrected)
     return section.kind.open(section, loaded.policy, place)
 

@@ -40,6 +40,7 @@ from lmgym.text.token_pairs import TokenPairs, token_pairs
 from lmgym.training.ahead import Ahead
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.checkpoints.frozen_models import FrozenModels
+from lmgym.training.chunks import AheadInChunks
 from lmgym.training.planning.preflight import OWN_TEACHERS, teacher_section
 from lmgym.training.resuming.fingerprint import checksum
 from lmgym.training.run import Run
@@ -212,9 +213,12 @@ def begin_stage(run: Run) -> StageRun:
 def _source(config: Config, section: Stage, algorithm: Algorithm) -> Source:
     """Where the answers of a stage come from."""
     engine = config.engine
-    if engine.ahead and section.source.samples:
-        return Ahead(algorithm.requirements, engine.ahead, beside=not engine.kind.shares_weights)
-    return section.source
+    if not (engine.ahead and section.source.samples):
+        return section.source
+    beside = not engine.kind.shares_weights
+    if engine.chunk is not None:
+        return AheadInChunks(algorithm.requirements, engine.ahead, engine.chunk, beside)
+    return Ahead(algorithm.requirements, engine.ahead, beside)
 
 
 def _stream(examples: Sequence[Example], section: Stage, seed: int) -> Stream | Curriculum:

@@ -14,7 +14,7 @@ from lmgym.text.tokens import token_texts
 from lmgym.types import Turn
 
 TRACED = [field.name for field in fields(TraceTurn)]
-TURN = ("prompt_ids", "action_ids", "logprobs", "reward", "source_ids", "token_rewards")
+TURN = ("prompt_ids", "action_ids", "logprobs", "reward", "source_ids", "token_rewards", "versions")
 NOT_RECORDED = (
     "This run was recorded by an earlier lmgym, which kept the terms of a loss but not how they push a token."
 )

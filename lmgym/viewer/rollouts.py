@@ -136,7 +136,13 @@ def is_rollout(record: Mapping[str, Any]) -> bool:
 def _is_turn(turn: Mapping[str, Any]) -> bool:
     ids = [*turn["prompt_ids"], *turn["action_ids"], *(turn.get("source_ids") or [])]
     numbers = [turn.get("reward"), *(turn.get("logprobs") or []), *(turn.get("token_rewards") or [])]
-    return all(type(id) is int and 0 <= id < 2**31 for id in ids) and _are_numbers(numbers)
+    parts = [(version, count) for version, count in turn.get("versions") or ()]
+    return (
+        all(type(id) is int and 0 <= id < 2**31 for id in ids)
+        and _are_numbers(numbers)
+        and all(_is_index(version) and _is_index(count) for version, count in parts)
+        and sum(count for _, count in parts) in (0, len(turn["action_ids"]))
+    )
 
 
 def is_timing(record: Mapping[str, Any]) -> bool:

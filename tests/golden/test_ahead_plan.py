@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
-from lmgym.training.planning.ahead_plan import ahead_sentence, chart, least_ahead, measured_steps, schedule
+from lmgym.training.planning.ahead_plan import ahead_sentence, chart, chunk_lines, least_ahead, measured_steps, schedule
 from tests import runs
 
 SECONDS = st.lists(st.tuples(st.floats(0.01, 9.0), st.floats(0.01, 9.0)), min_size=1, max_size=12)
@@ -61,6 +61,17 @@ def test_a_chart_shows_who_waits() -> None:
     assert weights.startswith("answers of step 0 by weights 0, 1 by weights 0, 2 by weights 1")
 
 
+def test_the_plan_of_chunks() -> None:
+    *rows, calls, who = chunk_lines(1.0, 1.0, ahead=3, chunk=64, most=500)
+    assert calls == (
+        "beside update u, weights u sample the tokens 0 to 63 of step u + 3, 64 to 127 of step u + 2, and from 128 on "
+        "of step u + 1"
+    )
+    assert who.startswith("answers of more than 192 tokens hold their step up") and "engine.chunk 167 none" in who
+    assert chunk_lines(1.0, 1.0, ahead=3, chunk=167, most=500)[-1].startswith("no answer holds its step up")
+    assert rows == chart(1.0, 1.0, ahead=1)[:2]  # each call waits for the weights, each update for the call before
+
+
 def test_check_shows_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a recipe by a few answers, of a run by the steps that it took."""
     algorithm = {"name": "grpo", "group_size": 4, "correction": {"name": "truncated"}}
@@ -69,6 +80,9 @@ def test_check_shows_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     main(["check", str(recipe)])
     said = capsys.readouterr().out
     assert "the plan of engine.ahead: 2, by a few answers" in said and "keeps the slower part busy" in said
+    chunks = runs.write(tmp_path / "chunks.yaml", **changes | {"engine": {"ahead": 2, "chunk": 3}})
+    main(["check", str(chunks)])
+    assert "the plan of engine.ahead: 2, chunk: 3, by a few answers" in " ".join(capsys.readouterr().out.split())
     run = runs.run(tmp_path / "run", **changes)
     main(["check", str(run)])
     assert "the plan of engine.ahead: 2, by the 3 steps that were taken" in capsys.readouterr().out

@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,14 +173,31 @@ def test_clip_cov_chooses_among_the_tokens_that_the_clip_has_left() -> None:
 # vLLM's weights
 
 
+Weights = dict[str, Tensor]
+Arrives = Callable[[Weights], Weights]
+
+
+def nothing(weights: Weights) -> Weights:
+    return {}
+
+
+def without_a_layer(weights: Weights) -> Weights:
+    return {name: one for name, one in weights.items() if "layers.1." not in name}
+
+
+def in_bf16(weights: Weights) -> Weights:
+    return {name: one.bfloat16().float() for name, one in weights.items()}
+
+
 class Model:
     """Where vLLM would run: a copy of the model, which samples with the weights that were pushed. `deaf` copies keep
-    the ones they began with; `late` ones also say so."""
+    the ones they began with; `late` ones also say so. Of later pushes there arrives what
+    `arrives` makes of them."""
 
     remedy = "mend it"
 
-    def __init__(self, deaf: bool = False, late: bool = False) -> None:
-        self.deaf, self.late, self.pushed, self.version = deaf, late, 0, ""
+    def __init__(self, deaf: bool = False, late: bool = False, arrives: Arrives = dict) -> None:
+        self.deaf, self.late, self.arrives, self.pushed, self.version = deaf, late, arrives, 0, ""
 
     def reach(self, policy: Policy) -> int:
         self.policy = copy.copy(policy)
@@ -201,7 +219,9 @@ class Model:
     def push(self, policy: Policy, version: int) -> None:
         self.pushed += 1
         if not (self.deaf or self.late) or self.pushed == 1:
-            self.policy.model.load_state_dict(weights_of(policy))
+            weights = weights_of(policy)
+            first = self.pushed == 1
+            self.policy.model.load_state_dict(weights if first else self.arrives(weights), strict=first)
         if not self.late or self.pushed == 1:
             self.version = str(version)
 
@@ -211,11 +231,11 @@ class Model:
     def close(self) -> None: ...
 
 
-def moved(policy: Policy) -> Policy:
+def moved(policy: Policy, by: float = 0.05) -> Policy:
     """The policy after an update."""
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter.add_(0.05 * torch.sin(1000 * parameter))
+            parameter.add_(by * torch.sin(1000 * parameter))
     return policy
 
 
@@ -244,6 +264,25 @@ def test_vllm_with_old_weights_is_found_out_before_anything_trains_on_its_answer
     engine = VLLM(policy, Model(**{kind: True}))
     with pytest.raises(LmgymError, match=sentence):
         engine.load(moved(policy), 1)
+
+
+@pytest.mark.parametrize("arrives", [nothing, without_a_layer, in_bf16])
+def test_a_small_update_that_does_not_arrive_whole_is_found_out(arrives: Arrives) -> None:
+    """It moves log-probabilities by a hundredth of what any two policies may differ by in the first place: the bound
+    is what rounding explains, whatever the update was. Updates of any size that arrive are no reason to stop."""
+    policy = Policy(models.llama(0), models.tokenizer())
+    engine = VLLM(policy, Model(arrives=arrives))
+    with pytest.raises(LmgymError, match="samples with other weights") as found:
+        engine.load(moved(policy, 2e-4), 1)
+    numbers = re.search(r"differ by (\S+) nats a token, where (\S+) is .* own by ([\d.e-]+)", str(found.value))
+    assert numbers is not None
+    gap, allowed, update = map(float, numbers.groups())
+    assert allowed < 3e-5 < gap < 0.01
+    said = "so it seems not to have arrived" in str(found.value)
+    assert said == (update / 2 <= gap <= 2 * update) and (said or arrives is not nothing)
+    engine = VLLM(policy, Model())
+    for version in range(10):
+        engine.load(moved(policy, 0.02), version)
 
 
 def test_vllm_gets_merged_adapters_and_no_more_tokens_than_fit() -> None:

@@ -99,6 +99,12 @@ RECIPES = {
             "engine": {"ahead": 3},
         }
     ),
+    "three steps ahead, in chunks": Recipe(
+        {
+            "algorithm": {"name": "grpo", "group_size": 4, "correction": {"name": "truncated"}},
+            "engine": {"ahead": 3, "chunk": 2},
+        }
+    ),
     "lora with a reference": of_algorithm("grpo, reference", **LORA),
     "t5 with a2c": Recipe({"policy": policy_section("builtin:tiny_t5"), "algorithm": {"name": "a2c"}, "steps": 20}),
     "rewards in processes": Recipe({"rewards": {"math_equal": 1.0, "length": {"target": 6}}}, workers="nothing"),

@@ -37,7 +37,7 @@ class PoolKind(EngineKind):
         generators = "1 generator" if workers == 1 else f"{workers} generators"
         where = f"on Ray at {section.address}" if section.address else "on this machine"
         each = f"{threads} thread{'s' if threads != 1 else ''} each"
-        return f"engine: {generators} {where}, {each}, {unit_sentence(unit)}{ahead_words(section.ahead)}"
+        return f"engine: {generators} {where}, {each}, {unit_sentence(unit)}{ahead_words(section)}"
 
     def open(self, section: EngineSection, policy: Policy, place: Place) -> Engine[Policy]:
         """Of several ranks each has its share of the generators. Raises LmgymError if there are fewer than ranks."""

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.inference.base import PAUSED, Completion, Request, Sampling
 from lmgym.inference.pool.generator import Call, Generator
 from lmgym.inference.pool.units import Units
 from lmgym.inference.sampler import Sampler
@@ -100,8 +100,8 @@ class InUnits:
         for number, completions in self.generators.answer(calls):
             for place, completion in zip(parts[number].places, completions, strict=True):
                 found[place] = completion
-                if ended is not None:
-                    ended(place, completion.ids)
+                if ended is not None and completion.stop != PAUSED:
+                    ended(place, [*requests[place].begun, *completion.ids])
         return [found[place] for place in range(len(requests))]
 
     def restricted(self, restriction: Restriction, mask: Policy | None = None) -> "InUnits":

@@ -49,7 +49,7 @@ class Process:
     def begin(self, empty: Policy, frozen: list[np.ndarray], trained: list[np.ndarray], version: int) -> None:
         """Take over a policy without weights, and its weights."""
         kinds = {False: iter(frozen), True: iter(trained)}
-        weights = [torch.tensor(next(kinds[parameter.requires_grad])) for parameter in empty.model.parameters()]
+        weights = [_tensor(next(kinds[parameter.requires_grad])) for parameter in empty.model.parameters()]
         self.generator, self.version = Generator(Sampler(with_weights(empty, weights), *self.settings)), version
 
     def load(self, trained: list[np.ndarray], version: int) -> None:
@@ -58,7 +58,7 @@ class Process:
         policy = self.generator.sampler.policy
         with torch.no_grad():
             for ours, theirs in zip(policy.parameters(), trained, strict=True):
-                ours.copy_(torch.tensor(theirs))
+                ours.copy_(_tensor(theirs))
         self.generator.load(policy, version)
         self.version = version
 
@@ -289,11 +289,18 @@ def _knock(address: str | None) -> None:
 
 
 def _arrays(policy: Policy, trained: bool) -> list[np.ndarray]:
-    """The weights that train, or those that don't, in the order of the model's parameters and in their precision."""
+    """The weights that train, or those that don't, in the order of the model's parameters. fp32 weights that a pass
+    computes with in bf16 are sent as the bits of these numbers: half the bytes, and nothing else is ever read."""
     chosen = [parameter for parameter in policy.model.parameters() if parameter.requires_grad == trained]
     rounded = () if policy.rounded is None else policy.rounded.names
-    tensors = (policy.computed(one).to(one.dtype) if one in rounded else whole(one).detach() for one in chosen)
+    tensors = (policy.computed(one).view(torch.int16) if one in rounded else whole(one).detach() for one in chosen)
     return [tensor.cpu().numpy() for tensor in tensors]
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """A weight of `_arrays`, in fp32 if it came as bf16."""
+    tensor = torch.tensor(array)
+    return tensor.view(torch.bfloat16).float() if tensor.dtype == torch.int16 else tensor
 
 
 def _reason(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from lmgym.functional.truncation import Candidates
 from lmgym.inference import proof
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.completions import Answers, check_request
+from lmgym.inference.vllm.canary import Canary
 from lmgym.models import lora
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
@@ -81,19 +82,21 @@ class VLLM:
     """Samples with vLLM, at most `rows` answers at a time.
 
     Of several `ranks`, each asks for its own answers; the first one sends the weights and tries them. All wait for it,
-    and all raise what any of them has raised. `canary` is the limit of the gap between sampled and scored
-    log-probabilities, in nats per token on average. Random numbers are vLLM's own: answers are not repeated from one
-    run to the next.
+    and all raise what any of them has raised. `canary` replaces the bound of the gap between sampled and scored
+    log-probabilities (canary.py), in nats per token on average. Random numbers are vLLM's own: answers are not repeated
+    from one run to the next.
 
     Raises LmgymError for vLLM that cannot be reached or lacks what is asked of it, for an answer of other weights than
     the newest, and if the canary finds a gap.
 
     Example: VLLM(policy, Servers(["http://127.0.0.1:8000"], Path("runs/a/served")))"""
 
-    def __init__(self, policy: Policy, vllm: Vllm, rows: int = 256, canary: float = 0.01, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, policy: Policy, vllm: Vllm, rows: int = 256, canary: float | None = None, ranks: Ranks = ALONE
+    ) -> None:
         if policy.encoder_decoder:
             raise LmgymError("engine.name: vllm samples from causal models; write sampler")
-        self.policy, self.vllm, self.rows, self.canary, self.ranks = policy, vllm, rows, canary, ranks
+        self.policy, self.vllm, self.rows, self.canary, self.ranks = policy, vllm, rows, Canary(canary), ranks
         self._pushed, self._context = 0, policy.context or sys.maxsize
         self._together(self._reach)
         self.load(policy, 0)
@@ -168,14 +171,7 @@ class VLLM:
         for name, vllm in self.vllm.apart():
             alone = copy.copy(self)
             alone.vllm = vllm
-            batch = proof.sample(policy, alone, TEMPERATURE)
-            scored = policy.compute_logprobs_no_grad(batch).logprobs
-            gap = float((scored - batch.require("logprobs_sampler"))[batch.actions].abs().mean())
-            if not gap <= self.canary:
-                raise LmgymError(
-                    f"{name} samples with other weights than the policy's, or reports other log-probabilities: they "
-                    f"differ by {gap:.2g} nats a token, where {self.canary:g} is allowed; {self.vllm.remedy}"
-                )
+            self.canary.check(name, policy, proof.sample(policy, alone, TEMPERATURE), self.vllm.remedy)
 
     def _query(self, answers: Answers, number: int) -> Query:
         """What is asked of vLLM for an answer."""

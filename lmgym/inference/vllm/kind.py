@@ -20,7 +20,7 @@ class VllmKind(EngineKind):
     """vLLM: its random numbers are its own, and of the sets that it draws from only those of top_k come back."""
 
     reads = frozenset({"address", "seconds", "cache_gib"})
-    seeded = parts = any_kept_set = False
+    seeded = parts = continues = any_kept_set = False
     most_ahead = 1
 
     def check(self, section: EngineSection) -> None:
@@ -49,7 +49,7 @@ class VllmKind(EngineKind):
 
     def sentence(self, section: EngineSection, unit: int | None, threads: int | None) -> str:
         where = f"at {section.address}" if section.address else "in this process"
-        return f"engine: vLLM {where}{ahead_words(section.ahead)}"
+        return f"engine: vLLM {where}{ahead_words(section)}"
 
     def open(self, section: EngineSection, policy: Policy, place: Place) -> Engine[Policy]:
         """Says what vLLM cannot promise. Raises LmgymError for servers that do not do what they should."""
@@ -76,7 +76,7 @@ class VllmKind(EngineKind):
 
 def lost_updates(policy: Policy, vllm: Vllm) -> str:
     """A warning where vLLM may hold merged adapters in bf16, rounded to nearest: most of what they have learned may be
-    lost there, by less than the canary notices. Empty elsewhere, and where they are rounded stochastically."""
+    lost there, until the canary notices. Empty elsewhere, and where they are rounded stochastically."""
     remedy = vllm.instead_of_rounding(policy)
     if not remedy or not lora.has_adapter(policy.model) or policy.rounded is not None:
         return ""

@@ -178,6 +178,9 @@ def row_of_turns(turns: Sequence[Turn], first: int = 0) -> TraceRow:
         columns["logprobs_sampler"] = np.array([one for turn in turns for one in turn.logprobs], np.float32)
     if any(turn.token_rewards is not None for turn in turns):
         columns["token_rewards"] = np.concatenate([_token_rewards(turn) for turn in turns])
+    if any(turn.versions for turn in turns):
+        parts = np.array([part for turn in turns for part in turn.versions])
+        columns["version"] = np.repeat(parts[:, 0].astype(np.float32), parts[:, 1])
     counts = [len(turn.action_ids) for turn in turns]
     return TraceRow(
         tokens=np.array(tokens, np.int32),

@@ -74,6 +74,28 @@ def chart(rollout: float, update: float, ahead: int, in_turn: bool = False) -> l
     return [*rows, f"answers of step {weights}, and so on (weights s: after s updates)"]
 
 
+def chunk_lines(rollout: float, update: float, ahead: int, chunk: int, most: int, in_turn: bool = False) -> list[str]:
+    """The plan of answers in chunks of so many tokens, of at most `most` tokens, as lines of text: the chart, in which
+    a call of the engine has the digit of the step that it completes; what each call samples; and who is held up.
+
+    Example: chunk_lines(2.0, 2.0, ahead=2, chunk=64, most=128)[-1] -> "no answer holds its step up: 2 chunks of 64
+    tokens hold sampling.max_new_tokens (128)" """
+    parts = [
+        f"{chunk * number} to {chunk * (number + 1) - 1} of step u + {ahead - number}" for number in range(ahead - 1)
+    ]
+    last = f"from {chunk * (ahead - 1)} on of step u + 1"
+    calls = f"beside update u, weights u sample the tokens {', '.join(parts)}, and {last}"
+    room = f"{ahead} chunks of {chunk} tokens"
+    if ahead * chunk >= most:
+        who = f"no answer holds its step up: {room} hold sampling.max_new_tokens ({most})"
+    else:
+        who = (
+            f"answers of more than {ahead * chunk} tokens hold their step up: {room} are less than "
+            f"sampling.max_new_tokens ({most}); with engine.chunk {-(-most // ahead)} none would"
+        )
+    return [*chart(rollout, update, 1, in_turn)[:2], calls, who]
+
+
 def least_ahead(rollouts: Sequence[float], updates: Sequence[float]) -> tuple[int, list[float]]:
     """How many steps ahead keep the slower of generators and trainer busy: the least number that takes at most GAIN
     more than the most that is allowed. And the seconds of a step for each number, from 0.

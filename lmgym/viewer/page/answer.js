@@ -152,7 +152,7 @@ export async function answerView({run, parts, query, go, setQuery}) {
 
 function facts(answer) {
   const known = [
-    ["example", answer.example.id], ["version of the weights", answer.version], ["algorithm", answer.algorithm], ["baseline", answer.baseline],
+    ["example", answer.example.id], ["version of the weights", versions(answer)], ["algorithm", answer.algorithm], ["baseline", answer.baseline],
     ["ended by itself", answer.terminated ? "yes" : "no"], ["turns", answer.turns.length], ...seconds(answer),
   ].filter(([, value]) => value !== null && value !== undefined && value !== "");
   const references = answer.example.references ?? [];
@@ -162,6 +162,12 @@ function facts(answer) {
     references.length ? [h("h2", {}, count(references.length, "reference")), references.map((reference) => textBlock(reference))] : null,
     meta ? h("details", {}, h("summary", {}, "meta"), textBlock(meta)) : null,
   ].flat(Infinity).filter(Boolean);
+}
+
+// The updates that the weights had had that sampled it: of an answer in chunks the first and the last number.
+function versions(answer) {
+  const known = answer.rows.flatMap((row) => row.columns.version ?? []);
+  return known.length ? `${Math.min(...known)} to ${Math.max(...known)}` : answer.version;
 }
 
 // What a clock has said: of each part the sum over the turns, and of each reward.

@@ -14,6 +14,7 @@ const MEANING = {
   gap: "trainer's log-probability less the sampler's",
   "kl to the reference": "log-probability less the reference's",
   token_rewards: "reward that it earned",
+  version: "updates of the weights that sampled it",
 };
 
 // The columns of a row, with those that follow from others; `derived` are the explanation's.
