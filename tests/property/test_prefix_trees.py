@@ -197,9 +197,9 @@ def test_the_tree_of_a_batch_gives_what_its_rows_give(model, flex, rows, seed, t
 FORKS = [[*range(3, 40), *[40 + a] * 5, *range(60, 78), *[80 + a + b] * 4] for a in range(3) for b in range(2)]
 
 
-@pytest.mark.parametrize("family", ["llama, grouped queries", "gpt2", "mistral, window of 4", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("family", ["llama, grouped queries", "gpt2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text"])
 def test_in_fp32_it_moves_by_rounding(family: str) -> None:
-    """Families with windows and capped scores too, whose places are those in the row and not in the tree."""
+    """Families with windows, pieces, capped scores and sinks too: their places are those in the row."""
     policy, batch = policy_of_family(family), batch_of([*FORKS, FORKS[0]])
     weight = torch.ones(batch.tokens.shape)
     whole = tokens_run(policy, each_alone(batch))
