@@ -91,8 +91,8 @@ class ConversationCache:
         return slots
 
     def record(self, conversation: int, tokens: tuple[int, ...]) -> None:
-        """Note which tokens of a conversation are cached: while its prompt is being computed, those that are used again,
-        as the call may be interrupted; after its turn, all but the last one, which has not been read."""
+        """Note which tokens of a conversation are cached: while its prompt is being computed, those that stay, as the
+        call may be interrupted; after its turn, all but the last one, which has not been read."""
         self._tokens[conversation] = tokens
 
     def move_to_front(self, slots: Sequence[int]) -> list[int]:

@@ -92,7 +92,7 @@ def packed(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: In
 def _on_tree(
     model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"], tree: PrefixTree
 ) -> States:
-    """The same, computed on the tree of the batch's rows."""
+    """What `packed` returns, computed on the tree of the batch's rows."""
     trees = _layouts(model)[2]
     assert trees is not None
     tails = zip(tree.rows, tree.shared, tree.lengths, strict=True)
@@ -106,7 +106,7 @@ def _on_tree(
 
 def tokens_of_pass(model: ScoringModel, batch: Batch, lengths: Int[Tensor, " N"]) -> Callable[[Sequence[int]], int]:
     """A function from row numbers to the number of tokens that one forward pass over these rows computes. `lengths` are
-    the real tokens of each row. Where nothing is padded, a shared prompt counts once, and so does all that sessions with
+    the real tokens of each row. Where nothing is padded, a shared prompt counts once, and so does what sessions with
     forks share; where rows are padded, each row counts as long as the longest of them."""
     if not model.fast or model.encoder_decoder or _layouts(model)[0] is PackedRows:
         padded = lengths.tolist()
@@ -114,7 +114,6 @@ def tokens_of_pass(model: ScoringModel, batch: Batch, lengths: Int[Tensor, " N"]
     _, prompt_of_row, start = _prompts(batch)
     last = (torch.arange(batch.actions.shape[1], device=start.device) * batch.actions).max(1).values
     prompt, before, after = prompt_of_row.tolist(), start.tolist(), (last - start).clamp(min=0).tolist()
-
     trees, actions = _trees(model, batch, last.tolist()), batch.actions.sum(1).tolist()
 
     def tokens(rows: Sequence[int]) -> int:
@@ -130,8 +129,8 @@ def _trees(
     model: ScoringModel, batch: Batch, lengths: Sequence[int]
 ) -> Callable[[Sequence[int], int], PrefixTree | None]:
     """A function from row numbers, and the tokens that a pass over these rows computes if prompts alone are shared, to
-    the tree of their first `lengths` tokens. None where it has not clearly fewer tokens, and for rows of as many
-    episodes, so that sessions without forks are computed as they always were, to the bit."""
+    the tree of their first `lengths` tokens. It gives None where the tree has not clearly fewer, and where each row is
+    an episode of its own: so what has no forks is computed without trees, to the bit."""
     episode = batch.episode.tolist()
     if _layouts(model)[2] is None or len(set(episode)) == len(episode):
         return lambda rows, otherwise: None

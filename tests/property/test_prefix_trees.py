@@ -1,4 +1,4 @@
-"""Rows that share their beginnings, computed once, against rows computed one by one: log-probabilities and gradients."""
+"""Rows that share their beginnings, computed once, against rows computed one by one: outputs and gradients."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -98,7 +98,8 @@ def test_a_tree_holds_each_row_and_shares_only_what_is_equal(rows, shortest) -> 
         assert keys.stop - keys.start >= 1 and queries.start < queries.stop
         for query in range(queries.start, queries.stop):
             read[query] += range(keys.start, keys.stop)
-    assert [[*own, *range(offset, query)] for query, (own, offset) in enumerate(zip(read, offsets, strict=True))] == seen
+    for query, offset in enumerate(offsets):
+        assert [*read[query], *range(offset, query)] == seen[query]
 
 
 @given(trees_of_rows())
@@ -149,6 +150,19 @@ def test_attention_is_that_of_each_row_alone(layout, rule, rows, heads, scale, s
         assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-11)
 
 
+def test_in_bf16_an_output_rounds_as_often_whatever_the_depth() -> None:
+    """A chain of forks, ten runs deep; against fp32 from the same rounded inputs on. Shares and outputs of a block round
+    to bf16, a mean over all blocks by no more, and that once more."""
+    tree = tree_of([[*range(3 * depth), 1, 2] for depth in range(1, 12)])
+    assert len(tree.readers) == 10
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 2, tree.tokens, 16).bfloat16() for _ in range(3)]
+    out = BlockTree(tree, CPU).attend(0, *inputs, Asked(None))
+    expected = BlockTree(tree, CPU).attend(0, *(one.float() for one in inputs), Asked(None))
+    loose = rounding.rounding(2 + 1, float(inputs[2].abs().max()), torch.bfloat16)
+    assert out.dtype == torch.bfloat16 and torch.allclose(out.float(), expected, rtol=0, atol=loose)
+
+
 @cache
 def exact_policy(model: str) -> Policy:
     made = models.in_double({"llama": models.llama, "gpt2": models.gpt2}[model]())
@@ -197,7 +211,9 @@ def test_the_tree_of_a_batch_gives_what_its_rows_give(model, flex, rows, seed, t
 FORKS = [[*range(3, 40), *[40 + a] * 5, *range(60, 78), *[80 + a + b] * 4] for a in range(3) for b in range(2)]
 
 
-@pytest.mark.parametrize("family", ["llama, grouped queries", "gpt2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize(
+    "family", ["llama, grouped queries", "gpt2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text"]
+)
 def test_in_fp32_it_moves_by_rounding(family: str) -> None:
     """Families with windows, pieces, capped scores and sinks too: their places are those in the row."""
     policy, batch = policy_of_family(family), batch_of([*FORKS, FORKS[0]])

@@ -127,7 +127,8 @@ class Merged(torch.autograd.Function):
         out = torch.empty_like(query, dtype=precise, memory_format=torch.contiguous_format)
         normaliser = out.new_empty(out.shape[:2])
         for block in blocks.first:
-            out[block.queries], normaliser[block.queries] = _attend_block(query, key, value, block, scale)
+            block_out, normaliser[block.queries] = _attend_block(query, key, value, block, scale)
+            out[block.queries] = block_out.to(precise)
         for block in blocks.second:
             first_out, first_normaliser = out[block.queries], normaliser[block.queries]
             second_out, second_normaliser = _attend_block(query, key, value, block, scale)

@@ -56,9 +56,7 @@ def _mask(row: Int[Tensor, " L"], prompt: Int[Tensor, " L"]) -> BlockMask | Bool
     return mask_of(allowed, len(row), row.device)
 
 
-def mask_of(
-    allowed: Callable[..., Tensor], tokens: int, device: torch.device
-) -> BlockMask | Bool[Tensor, "1 1 L L"]:
+def mask_of(allowed: Callable[..., Tensor], tokens: int, device: torch.device) -> BlockMask | Bool[Tensor, "1 1 L L"]:
     """What `allowed` says of each query and key of a packed row of so many tokens."""
     if device.type == "cuda":
         return _compiled(create_block_mask)(allowed, None, None, tokens, tokens, device=device)
