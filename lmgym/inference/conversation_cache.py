@@ -19,12 +19,14 @@ class ConversationCache:
         self._caches: list[KeyValueCache] = []
         self._owners: list[int | None] = []  # the conversation in each slot
         self._tokens: dict[int, tuple[int, ...]] = {}  # the cached tokens of each conversation
+        self._read: dict[int, int] = {}  # the length of the prompt that was last read from its beginning
         self._longest = 0
 
     def forget(self, conversations: Sequence[int]) -> None:
         """Free the slots of conversations that are over."""
         over = set(conversations)
         self._tokens = {number: tokens for number, tokens in self._tokens.items() if number not in over}
+        self._read = {number: length for number, length in self._read.items() if number not in over}
         self._owners = [None if owner in over else owner for owner in self._owners]
         if not self._tokens:
             self.clear()
@@ -49,11 +51,24 @@ class ConversationCache:
             self._owners += [None] * (slots - len(self._owners))
         return self._caches
 
-    def cached_length(self, conversation: int | None, prompt: tuple[int, ...]) -> int:
-        """How many of the prompt's first tokens are cached: the whole conversation so far, or 0 if the prompt does not
-        begin with it. At least one token is left to compute."""
-        tokens = self._tokens.get(conversation, ()) if conversation is not None else ()
-        return len(tokens) if len(tokens) < len(prompt) and prompt[: len(tokens)] == tokens else 0
+    def reuse(self, conversation: int | None, prompt: tuple[int, ...]) -> int:
+        """How many of the prompt's first tokens are cached; the conversation's other tokens are forgotten. At least one
+        token is left to compute.
+
+        A conversation that goes on has read all that is cached. One that went back to an earlier turn keeps what comes
+        before the fork. But where not even an answer stays, the prompt is read anew, since conversations that begin
+        alike can read it together."""
+        if conversation is None:
+            return 0
+        shared = cached = self._tokens.get(conversation, ())
+        if len(cached) >= len(prompt) or prompt[: len(cached)] != cached:
+            pairs = enumerate(zip(cached, prompt[:-1], strict=False))
+            fork = next((place for place, (one, other) in pairs if one != other), len(prompt) - 1)
+            shared = prompt[:fork] if fork > self._read[conversation] else ()
+        if not shared:
+            self._read[conversation] = len(prompt)
+        self.record(conversation, shared)
+        return len(shared)
 
     def assign_slots(self, conversations: Sequence[int | None], free: Sequence[int], rows: int) -> list[int]:
         """A slot for each of these conversations, among the `free` ones of the first `rows`: the one that it has
@@ -76,8 +91,8 @@ class ConversationCache:
         return slots
 
     def record(self, conversation: int, tokens: tuple[int, ...]) -> None:
-        """Note which tokens of a conversation are cached: none while its prompt is being computed, as the call may be
-        interrupted; after its turn, all but the last one, which has not been read."""
+        """Note which tokens of a conversation are cached: while its prompt is being computed, those that stay, as the
+        call may be interrupted; after its turn, all but the last one, which has not been read."""
         self._tokens[conversation] = tokens
 
     def move_to_front(self, slots: Sequence[int]) -> list[int]:

@@ -149,14 +149,11 @@ class Decoder:
         cached = dict.fromkeys(requests, 0)  # tokens of each prompt whose keys and values are cached
         if self.conversing:
             for request in requests:
-                conversation = self.requests[request].conversation
-                cached[request] = self.conversations.cached_length(conversation, prompt_of[request])
+                cached[request] = self.conversations.reuse(self.requests[request].conversation, prompt_of[request])
         requests_with: dict[tuple[int, ...], list[int]] = {}
         for request in requests:
             if not cached[request]:
                 requests_with.setdefault(prompt_of[request], []).append(request)
-                if (conversation := self.requests[request].conversation) is not None:
-                    self.conversations.record(conversation, ())
         for chunk in _chunks(list(requests_with), self.policy.tokens_per_forward):
             slots_with = [(prompt, [slot_of[request] for request in requests_with[prompt]]) for prompt in chunk]
             self._prefill(slots_with, live, caches)

@@ -16,6 +16,10 @@ from lmgym.batch import Batch, States
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import Layout, PackedGroups, PackedRows
+from lmgym.models.attention.tree import BlockTree, FlexTree, TreeRows
+from lmgym.models.prefix_trees import OrderedRows, PrefixTree
+
+WORTH = 0.9  # of the tokens that are computed if prompts alone are shared: a tree must have fewer
 
 
 class ScoringModel(Protocol):
@@ -52,43 +56,93 @@ class ScoringModel(Protocol):
 def packed(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
     """Hidden states [R H] of the tokens at (row, column) of a causal model, computed on packed tokens. Padding is not
     computed, nor are the tokens of a row after its last requested one. Rows with the same prompt (the tokens before
-    their first action) compute it once."""
+    their first action) compute it once. Rows of sessions that fork compute all that they share once."""
     rows, width = batch.actions.shape
     columns = torch.arange(width, device=model.device)
     # 1. How far each row is computed: up to its last requested token.
     end = torch.zeros(rows, dtype=torch.long, device=model.device).scatter_reduce(0, row, column + 1, "amax")
     first, prompt_of_row, start = _prompts(batch)
-    # 2. No shared prompts, or only tokens of prompts requested: each distinct prompt is one plain packed row.
-    if len(first) == rows or not bool((end > start).any()):
-        longest = end.new_zeros(len(first)).scatter_reduce(0, prompt_of_row, end, "amax")
-        used, plain = columns < longest[:, None], _layouts(model)[0](longest.tolist(), model.device)
-        hidden = model.forward_hidden(batch.tokens[first][used][None], plain.positions[None], plain)[0]
-        return States(hidden.index_select(0, plain.offsets.to(model.device)[prompt_of_row[row]] + column), None)
-    # 3. Pack the distinct prompts, then each row's own tokens behind its prompt, and run the model on them.
-    in_prompt = columns < start[first, None]
-    in_answer = (columns >= start[:, None]) & (columns < end[:, None])
-    _, groups = _layouts(model)
-    layout = groups(in_prompt.sum(1).tolist(), in_answer.sum(1).tolist(), prompt_of_row, model.device)
+    # 2. What is computed if only prompts are shared: each prompt and each answer once; of rows without shared prompts,
+    # or if only tokens of prompts are requested, each distinct prompt as far as it is needed.
+    longest = end.new_zeros(len(first)).scatter_reduce(0, prompt_of_row, end, "amax")
+    plain = len(first) == rows or not bool((end > start).any())
+    in_prompt = columns < (longest[:, None] if plain else start[first, None])
+    in_answer = torch.zeros_like(batch.mask) if plain else (columns >= start[:, None]) & (columns < end[:, None])
+    # 3. Sessions with forks share more than prompts.
+    tree = _trees(model, batch, end.tolist())(range(rows), int(in_prompt.sum() + in_answer.sum()))
+    if tree is not None:
+        return _on_tree(model, batch, row, column, tree)
+    # 4. Plain packed rows.
+    if plain:
+        packed_rows = _layouts(model)[0](longest.tolist(), model.device)
+        ids = batch.tokens[first][in_prompt]
+        hidden = model.forward_hidden(ids[None], packed_rows.positions[None], packed_rows)[0]
+        return States(hidden.index_select(0, packed_rows.offsets.to(model.device)[prompt_of_row[row]] + column), None)
+    # 5. Pack the distinct prompts, then each row's own tokens behind its prompt, and run the model on them.
+    layout = _layouts(model)[1](in_prompt.sum(1).tolist(), in_answer.sum(1).tolist(), prompt_of_row, model.device)
     ids = torch.cat([batch.tokens[first][in_prompt], batch.tokens[in_answer]])
     hidden = model.forward_hidden(ids[None], layout.positions[None], layout)[0]
-    # 4. Find each requested token in the packed order: in its shared prompt, or among its row's own tokens.
+    # 6. Find each requested token in the packed order: in its shared prompt, or among its row's own tokens.
     prompt_offset = layout.prompts.offsets.to(model.device)[layout.prompt_of_row][row]
     answer_offset = layout.prompt_tokens + layout.answers.offsets.to(model.device)[row]
     index = torch.where(column < start[row], prompt_offset + column, answer_offset + column - start[row])
     return States(hidden.index_select(0, index), None)
 
 
+def _on_tree(
+    model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"], tree: PrefixTree
+) -> States:
+    """What `packed` returns, computed on the tree of the batch's rows."""
+    trees = _layouts(model)[2]
+    assert trees is not None
+    tails = zip(tree.rows, tree.shared, tree.lengths, strict=True)
+    ids = torch.cat([batch.tokens[number, begin:end] for number, begin, end in tails])
+    layout = trees(tree, model.device)
+    hidden = model.forward_hidden(ids[None], layout.positions[None], layout)[0]
+    place = torch.empty_like(tree.places)
+    place[list(tree.rows)] = tree.places
+    return States(hidden.index_select(0, place.to(model.device)[row, column]), None)
+
+
 def tokens_of_pass(model: ScoringModel, batch: Batch, lengths: Int[Tensor, " N"]) -> Callable[[Sequence[int]], int]:
     """A function from row numbers to the number of tokens that one forward pass over these rows computes. `lengths` are
-    the real tokens of each row. Where nothing is padded, a shared prompt counts once; where rows are padded, each row
-    counts as long as the longest of them."""
+    the real tokens of each row. Where nothing is padded, a shared prompt counts once, and so does what sessions with
+    forks share; where rows are padded, each row counts as long as the longest of them."""
     if not model.fast or model.encoder_decoder or _layouts(model)[0] is PackedRows:
         padded = lengths.tolist()
         return lambda rows: len(rows) * max(padded[row] for row in rows)
     _, prompt_of_row, start = _prompts(batch)
     last = (torch.arange(batch.actions.shape[1], device=start.device) * batch.actions).max(1).values
     prompt, before, after = prompt_of_row.tolist(), start.tolist(), (last - start).clamp(min=0).tolist()
-    return lambda rows: sum({prompt[row]: before[row] for row in rows}.values()) + sum(after[row] for row in rows)
+    trees, actions = _trees(model, batch, last.tolist()), batch.actions.sum(1).tolist()
+
+    def tokens(rows: Sequence[int]) -> int:
+        with_prompts = sum({prompt[row]: before[row] for row in rows}.values()) + sum(after[row] for row in rows)
+        tree = trees(rows, with_prompts)
+        # The head reads a state for each action, also where rows are alike.
+        return with_prompts if tree is None else max(tree.tokens, sum(actions[row] for row in rows))
+
+    return tokens
+
+
+def _trees(
+    model: ScoringModel, batch: Batch, lengths: Sequence[int]
+) -> Callable[[Sequence[int], int], PrefixTree | None]:
+    """A function from row numbers, and the tokens that a pass over these rows computes if prompts alone are shared, to
+    the tree of their first `lengths` tokens. It gives None where the tree has not clearly fewer, and where each row is
+    an episode of its own: so what has no forks is computed without trees, to the bit."""
+    episode = batch.episode.tolist()
+    if _layouts(model)[2] is None or len(set(episode)) == len(episode):
+        return lambda rows, otherwise: None
+    ordered = OrderedRows(batch.tokens, lengths)
+
+    def tree(rows: Sequence[int], otherwise: int) -> PrefixTree | None:
+        if len({episode[row] for row in rows}) == len(rows):
+            return None
+        found = ordered.tree(rows)
+        return found if found.tokens < WORTH * otherwise else None
+
+    return tree
 
 
 def _prompts(batch: Batch) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Tensor, " N"]]:
@@ -103,14 +157,14 @@ def _prompts(batch: Batch) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Te
     return first, prompt_of_row, start
 
 
-def _layouts(model: ScoringModel) -> tuple[type[PackedRows], type[PackedGroups]]:
-    """The layouts of packed tokens for this model and device. The CPU's fused kernel has no second derivatives:
-    `Policy.twice_differentiable` disables flash attention, and with it this kernel."""
+def _layouts(model: ScoringModel) -> tuple[type[PackedRows], type[PackedGroups], type[TreeRows] | None]:
+    """The layouts of packed tokens for this model and device: rows, shared prompts, trees. The CPU's fused kernel has
+    no second derivatives: `Policy.twice_differentiable` disables flash attention, and with it this kernel."""
     if model.flex:
-        return FlexRows, FlexGroups
+        return FlexRows, FlexGroups, FlexTree
     if model.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():
-        return BlockRows, BlockGroups
-    return PackedRows, PackedGroups
+        return BlockRows, BlockGroups, BlockTree
+    return PackedRows, PackedGroups, None  # it pads, and a tree has no rows to pad
 
 
 def encoder_decoder(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:

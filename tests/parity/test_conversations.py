@@ -98,7 +98,7 @@ def test_so_it_is_where_another_policy_restricts_it() -> None:
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), captured=st.booleans())
 def test_who_comes_and_goes_changes_nothing(seed: int, rows: int, captured: bool) -> None:
     """Calls of any of nine conversations and of prompts that are none, in any order, with few slots, of answers that
-    end at different times; some are forgotten in between, some prompts rewritten."""
+    end at different times; some are forgotten in between, some prompts rewritten, some gone back in."""
     random = np.random.default_rng(seed)
     held, anew = Sampler(POLICY, rows, captured), Sampler(POLICY, rows)
     said = {number: tuple(random.integers(30, 90, random.integers(2, 9)).tolist()) for number in range(9)}
@@ -116,6 +116,9 @@ def test_who_comes_and_goes_changes_nothing(seed: int, rows: int, captured: bool
             said[number] = (*said[number], *answer.ids, *random.integers(30, 90, random.integers(0, 4)).tolist())
             if random.random() < 0.1:
                 said[number] = tuple(random.integers(30, 90, 5).tolist())
+            elif random.random() < 0.3:  # it goes back to an earlier place, or asks the same again
+                place = int(random.integers(1, len(said[number]) + 1))
+                said[number] = (*said[number][:place], *random.integers(30, 90, random.integers(0, 3)).tolist())
             if random.random() < 0.1:
                 held.forget([number])
 
@@ -164,6 +167,48 @@ def test_each_token_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.forget([0])
     engine.generate([Request(prompt, 0, conversation=0)], Sampling(max_new_tokens=1))
     assert read[-1] == len(prompt)
+
+
+def test_a_fork_reads_what_is_new_behind_it_and_no_answer_of_the_other_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back to the first answer, the same again, and back to the first prompt, which is read anew; a call that breaks
+    off in a branch leaves nothing of it."""
+    read = []
+    forward = Policy.forward_hidden
+
+    def counting(self: Policy, ids: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        read.append(ids.numel())
+        return forward(self, ids, *rest, **named)
+
+    engine, sampling = Sampler(policy_of(), 2), Sampling(max_new_tokens=4)
+
+    def asked(prompt: tuple[int, ...], key: int, **more: Any) -> tuple[int, ...]:
+        """An answer, which is the same without a cache."""
+        (alone,) = Sampler(policy_of(), 2).generate([Request(prompt, key)], sampling)
+        with monkeypatch.context() as patch:
+            patch.setattr(Policy, "forward_hidden", counting)
+            read.clear()
+            (answer,) = engine.generate([Request(prompt, key, conversation=0)], sampling, **more)
+        assert answer.ids == alone.ids and rounding.near(policy_of().model, answer.logprobs, alone.logprobs)
+        return (*prompt, *answer.ids)
+
+    def broken(place: int, ids: list[int]) -> None:
+        raise RuntimeError("the caller's own")
+
+    first = tuple(range(40, 50))
+    one = asked(first, 1)
+    assert read[0] == 10
+    asked((*one, 50, 51, 52), 2)
+    assert read[0] == 4
+    asked((*one, 60, 61), 3)
+    assert read[0] == 2
+    again = asked((*one, 60, 61), 4)
+    assert read[0] == 1
+    with pytest.raises(RuntimeError):
+        asked((*one, 70, 71), 5, ended=broken)
+    asked((*again, 62), 6)
+    assert read[0] == len(again) + 1 - len(one)
+    asked(first, 7)
+    assert read[0] == 10
 
 
 def test_new_weights_and_rewritten_prompts_are_read_anew() -> None:

@@ -319,7 +319,10 @@ def test_a_model_that_fails_its_trial_takes_the_plain_path(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("layouts", [(PackedRows, PackedGroups), (BlockRows, BlockGroups), (FlexRows, FlexGroups)])
+@pytest.mark.parametrize(
+    "layouts",
+    [(PackedRows, PackedGroups, None), (BlockRows, BlockGroups, None), (FlexRows, FlexGroups, None)],
+)
 def test_every_layout_follows_the_rules(
     layouts: tuple[Any, Any], shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,8 +108,9 @@ def test_which_layout_scores(shared: bool, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_under_autocast_queries_in_fp32_meet_values_in_bf16() -> None:
-    """As under autocast, where some models apply positions in fp32; against fp32 from the same rounded inputs on."""
-    layout = BlockGroups([5, 9], [4, 6, 6], torch.tensor([1, 0, 0]), CPU)
+    """As under autocast, where some models apply positions in fp32; against fp32 from the same rounded inputs on. The
+    answers to one prompt are not side by side."""
+    layout = BlockGroups([5, 9], [4, 6, 6], torch.tensor([1, 0, 1]), CPU)
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 2, 30, 16).bfloat16().float() for _ in range(3))
     out = layout.attend(0, query, key, value.bfloat16(), Asked(None))

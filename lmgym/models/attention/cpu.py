@@ -35,7 +35,7 @@ class Block(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Every query is in one of the `first` blocks, and in at most one of the `second`."""
+    """Every query is in one of the `first` blocks; the `second` are merged into it one after the other."""
 
     first: list[Block]
     second: list[Block]
@@ -46,12 +46,12 @@ class BlockRows(PackedRows):
 
     @cached_property
     def blocks(self) -> Blocks:
-        return Blocks(_causal(self.offsets.tolist(), self.lengths), [])
+        return Blocks(causal_blocks(self.offsets.tolist(), self.lengths), [])
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         if asked.rule is not None or query.shape[-1] != value.shape[-1]:  # the kernel has one size for both
             return super().attend(layer, query, key, value, asked)
-        return _attend(query, key, value, self.blocks, asked.scale)
+        return attend_blocks(query, key, value, self.blocks, asked.scale)
 
 
 class BlockGroups(PackedGroups):
@@ -62,7 +62,7 @@ class BlockGroups(PackedGroups):
         starts, cut = self.prompts.offsets.tolist(), self.prompt_tokens
         answer_starts, answer_lengths = (self.answers.offsets + cut).tolist(), self.answers.lengths
         # 1. Prompts attend to themselves.
-        first = _causal(starts, self.prompts.lengths)
+        first = causal_blocks(starts, self.prompts.lengths)
         # 2. All answers to a prompt attend to it together; prompts of one length with as many queries make a block.
         answers_to: dict[int, list[tuple[int, int]]] = {}
         for prompt, start, length in zip(self.prompt_of_row.tolist(), answer_starts, answer_lengths, strict=True):
@@ -76,15 +76,15 @@ class BlockGroups(PackedGroups):
                 keys = _indices((starts[prompt], length) for prompt in prompts)
                 first.append(Block(queries, keys, len(prompts), causal=False))
         # 3. Answers attend to themselves.
-        return Blocks(first, _causal(answer_starts, answer_lengths))
+        return Blocks(first, causal_blocks(answer_starts, answer_lengths))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         if asked.rule is not None or query.shape[-1] != value.shape[-1]:
             return super().attend(layer, query, key, value, asked)
-        return _attend(query, key, value, self.blocks, asked.scale)
+        return attend_blocks(query, key, value, self.blocks, asked.scale)
 
 
-def _causal(starts: Sequence[int], lengths: Sequence[int]) -> list[Block]:
+def causal_blocks(starts: Sequence[int], lengths: Sequence[int]) -> list[Block]:
     """Rows that attend causally to themselves: one block for each length."""
     alike: dict[int, list[int]] = {}
     for start, length in zip(starts, lengths, strict=True):
@@ -102,7 +102,8 @@ def _indices(spans: Iterable[tuple[int, int]]) -> "slice | Int[Tensor, ' L']":
     return torch.cat([torch.arange(start, start + length) for start, length in spans])
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, blocks: Blocks, scale: float | None) -> Tensor:
+def attend_blocks(query: Tensor, key: Tensor, value: Tensor, blocks: Blocks, scale: float | None) -> Tensor:
+    """Attention by blocks: query [1 H L D], key and value [1 K L D] -> [1 L H D]."""
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast positions may have been applied in fp32
     key, value = per_query_head(query, key, value)
     packed = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -121,10 +122,13 @@ class Merged(torch.autograd.Function):
         blocks: Blocks,
         scale: float | None,
     ) -> Float[Tensor, "L H D"]:
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        normaliser = out.new_empty(out.shape[:2], dtype=torch.promote_types(out.dtype, torch.float32))  # logarithms
+        # Outputs round to bf16 once, however many blocks are merged; normalisers are logarithms.
+        precise = torch.promote_types(query.dtype, torch.float32)
+        out = torch.empty_like(query, dtype=precise, memory_format=torch.contiguous_format)
+        normaliser = out.new_empty(out.shape[:2])
         for block in blocks.first:
-            out[block.queries], normaliser[block.queries] = _attend_block(query, key, value, block, scale)
+            block_out, normaliser[block.queries] = _attend_block(query, key, value, block, scale)
+            out[block.queries] = block_out.to(precise)
         for block in blocks.second:
             first_out, first_normaliser = out[block.queries], normaliser[block.queries]
             second_out, second_normaliser = _attend_block(query, key, value, block, scale)
@@ -132,8 +136,9 @@ class Merged(torch.autograd.Function):
             # the last bit of a token's result would depend on its index.
             normalisers = torch.stack([first_normaliser, second_normaliser], -1)
             shares = normalisers.softmax(-1)[..., None]
-            out[block.queries] = (first_out * shares[..., 0, :] + second_out * shares[..., 1, :]).to(out.dtype)
+            out[block.queries] = first_out * shares[..., 0, :] + second_out * shares[..., 1, :]
             normaliser[block.queries] = first_normaliser - normalisers.log_softmax(-1)[..., 0]
+        out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, normaliser)
         ctx.blocks, ctx.scale = blocks, scale
         return out

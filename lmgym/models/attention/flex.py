@@ -28,7 +28,7 @@ class FlexRows(PackedRows):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         if asked.rule is not None:
             return super().attend(layer, query, key, value, asked)
-        return _attend(query, key, value, self.allowed, asked.scale)
+        return attend_masked(query, key, value, self.allowed, asked.scale)
 
 
 class FlexGroups(PackedGroups):
@@ -43,7 +43,7 @@ class FlexGroups(PackedGroups):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         if asked.rule is not None:
             return super().attend(layer, query, key, value, asked)
-        return _attend(query, key, value, self.allowed, asked.scale)
+        return attend_masked(query, key, value, self.allowed, asked.scale)
 
 
 def _mask(row: Int[Tensor, " L"], prompt: Int[Tensor, " L"]) -> BlockMask | Bool[Tensor, "1 1 L L"]:
@@ -53,14 +53,20 @@ def _mask(row: Int[Tensor, " L"], prompt: Int[Tensor, " L"]) -> BlockMask | Bool
     def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & ((row[key] == row[query]) | (row[key] == prompt[query]))
 
-    if row.device.type == "cuda":
-        return _compiled(create_block_mask)(allowed, None, None, len(row), len(row), device=row.device)
-    return create_mask(allowed, None, None, len(row), len(row), device=row.device)
+    return mask_of(allowed, len(row), row.device)
 
 
-def _attend(
+def mask_of(allowed: Callable[..., Tensor], tokens: int, device: torch.device) -> BlockMask | Bool[Tensor, "1 1 L L"]:
+    """What `allowed` says of each query and key of a packed row of so many tokens."""
+    if device.type == "cuda":
+        return _compiled(create_block_mask)(allowed, None, None, tokens, tokens, device=device)
+    return create_mask(allowed, None, None, tokens, tokens, device=device)
+
+
+def attend_masked(
     query: Tensor, key: Tensor, value: Tensor, mask: BlockMask | Bool[Tensor, "1 1 L L"], scale: float | None
 ) -> Tensor:
+    """Attention with a mask of the packed row: query [1 H L D], key and value [1 K L D] -> [1 L H D]."""
     if isinstance(mask, BlockMask):
         shared = query.shape[1] != key.shape[1]
         out = _compiled(flex_attention)(query, key, value, block_mask=mask, scale=scale, enable_gqa=shared)
