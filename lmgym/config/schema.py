@@ -16,6 +16,7 @@ from lmgym.core import registry
 from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rule, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import FREE, RECORDED, Section
+from lmgym.functional.distribution_sums import SUMS
 from lmgym.inference.base import Sampling
 from lmgym.inference.kinds import EngineSection
 from lmgym.models.load import PolicySection
@@ -141,6 +142,12 @@ class Stage(Section):
             self._check_served_teacher(where)
         if self.algorithm.restriction is not None:
             self.sampling.check_untruncated(where + name)
+        for wanted in self.algorithm.requirements.distribution_sums:
+            if SUMS[wanted].whole and self.sampling.truncates:
+                raise LmgymError(
+                    f"{where}{name} reads the policy's whole distributions ({wanted}), and sampling.top_k, top_p and "
+                    "min_p cut tokens off; leave them out"
+                )
         if self.sampling.temperature == 0:
             raise LmgymError(
                 f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so"

@@ -205,6 +205,8 @@ def begin_stage(run: Run) -> StageRun:
     if run.progress.evaluations.get("stop") != (section.early_stop and asdict(section.early_stop)):
         run.progress.evaluations["stop"] = None  # it was stopped early, and goes on under another rule
     run.console.stage(section.name, index, len(config.stages))
+    if algorithm.caution:
+        run.console.say(algorithm.caution)
     _begin_rewards(stage)
     return stage
 
