@@ -20,6 +20,7 @@ from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
 from lmgym.logs.timings import timing_record
+from lmgym.rewards.champions import crown
 from lmgym.rewards.normalisation import normalise
 from lmgym.rollouts.rollout import groups_of
 from lmgym.training.beside import add_greedy_baseline, with_given, with_rival
@@ -125,6 +126,7 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
         draw = stage.draw(step, number, first_group=len(groups))
         episodes = stage.source.episodes(draw)
         if stage.source.samples:
+            crown(episodes, stage.rewards, stage.champions)
             normalise(episodes, stage.rewards, stage.moments)
         if required.greedy or required.rival is not None:
             stage.source.settle()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
     _check_ids(batch, policy.vocabulary)
     batch = algorithm.before_scoring(batch.replace(vocabulary=policy.vocabulary))
     values = required.values and required.makes_policy  # a reward model's own scores are not a baseline
-    sums = {"sums": required.distribution_sums} if required.distribution_sums else {}
+    sums: dict[str, Any] = {"sums": required.distribution_sums} if required.distribution_sums else {}
     if algorithm.optimizer_steps > 1 or required.old_logprobs or values or sums:
         old = policy.compute_logprobs_no_grad(batch, values=values, last_values=values, **sums)
         batch = batch.replace(
