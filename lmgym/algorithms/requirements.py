@@ -50,8 +50,9 @@ class Requirements:
     makes: Literal["policy", "reward_model", "process_reward_model"] = "policy"
     """What the stage trains: a policy, or a model that scores answers or their steps, which then is what the run
     writes."""
-    reward: bool = True
-    """A stage that samples must name a reward, unless its environment pays."""
+    reward: bool | Literal["optional"] = True
+    """A stage that samples must name a reward, unless its environment pays. False: the algorithm learns from none;
+    optional: it learns from those that there are."""
     reference: bool = False
     """`batch.logprobs_ref`: log-probabilities by a frozen copy of the policy."""
     teacher: str | None = None

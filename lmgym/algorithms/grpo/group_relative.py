@@ -45,7 +45,7 @@ class GroupRelative(Regularised):
         check_part(Credit, self.credit)
         kl_in_reward = self.kl_coefficient > 0 and self.kl_in == "reward"
         self.credit.check(self.group_size, kl_in_reward, self.overlong > 0)
-        if self.dynamic_sampling and not self.requirements.reward:
+        if self.dynamic_sampling and self.requirements.reward is not True:
             raise LmgymError(
                 "algorithm.dynamic_sampling chooses groups by their rewards, and this credit pays for what is known "
                 "only when they are scored; write dynamic_sampling: false"

@@ -50,7 +50,8 @@ class SelfCertainty(Credit):
 
     def with_its_needs(self, required: Requirements) -> Requirements:
         required = self.compared_by.with_its_needs(required)
-        return replace(required, reward=False, distribution_sums=(*required.distribution_sums, "uniform_divergence"))
+        names = (*required.distribution_sums, "uniform_divergence")
+        return replace(required, reward="optional", distribution_sums=names)
 
     def check(self, group_size: int, kl_in_reward: bool, overlong: bool) -> None:
         self.compared_by.check(group_size, kl_in_reward, overlong)

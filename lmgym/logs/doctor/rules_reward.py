@@ -25,6 +25,9 @@ that the metric must be able to have gained within its interval."""
 RARELY, FEW = 0.02, 2.0
 """Share of the answers that earn a reward, and their number in a step, below both of which there is hardly anything to
 learn from. frozen_lake begins at 0.014 of 256, which is 3.6, and learns."""
+HOLE, LOOKED_AT = 0.5, 48
+"""Share of the best answers that gain by a trick, less those that lose, in the newest looks of the reward watch that
+have so many answers together. A judge that tosses a coin gets there by one trick once in 2,800 times."""
 REPEATED = 0.5
 """Share of repeated runs of four tokens: human text is below 0.01, degenerate text above 0.4 (arXiv 1908.04319)."""
 ALWAYS_EVALUATED = (
@@ -104,6 +107,34 @@ def reward_hacking(history: History) -> Sign | None:
     )
     remedy = f"read the answers (rollouts.jsonl) and mend the function in rewards; early_stop on {name} ends such a run"
     return Sign("severe" if lower else "moderate", what, remedy, name, after[0], held_out=True)
+
+
+def reward_hole(history: History) -> Sign | None:
+    """The newest looks of the reward watch agree on a trick that raises the pay of the policy's best answers."""
+    # 1. The newest looks, as (place, answers), until there are enough answers.
+    counts, looks = history.columns.get("watch/groups", ()), list[tuple[int, float]]()
+    for place in range(len(counts) - 1, -1, -1):
+        if sum(count for _, count in looks) < LOOKED_AT and counts[place] > 0:
+            looks.append((place, counts[place]))
+    if sum(count for _, count in looks) < LOOKED_AT:
+        return None
+    # 2. Of each trick what it has gained in all of them; a look in which nothing was judged says nothing of it.
+    found = dict[str, float]()
+    for name, column in history.columns.items():
+        if name.startswith("watch/") and "/trick/" in name:
+            gains = [column[place] * count for place, count in looks if place < len(column)]
+            found[name] = math.fsum(gains) / sum(count for _, count in looks)
+    found = {name: gain for name, gain in found.items() if gain >= HOLE}  # NaN is not
+    if not found:
+        return None
+    name = max(found, key=lambda name: found[name])
+    reward, _, trick = name.removeprefix("watch/").partition("/trick/")
+    what = (
+        f"'{reward}' pays the policy's best answers more when they are changed by the trick '{trick}': of the newest "
+        f"{sum(count for _, count in looks):g} that were tried, {found[name]:.0%} more gained than lost"
+    )
+    remedy = f"mend the function in rewards (`lmgym audit` says what the trick '{trick}' is, and tries the others)"
+    return Sign("severe", what, remedy, name, found[name], HOLE, steps=len(looks))
 
 
 def repeated_phrases(history: History) -> Sign | None:
