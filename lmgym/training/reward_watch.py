@@ -19,10 +19,13 @@ CHARACTERS = 4  # of a token, about: how long the longest trick may be
 def watch_rewards(stage: StageRun, episodes: Sequence[Episode], step: int) -> dict[str, float]:
     """Of a step that is due, numbers for its record: watch/REWARD/trick/NAME, the share of the best answers that a
     trick has raised less those that it has lowered; watch/REWARD/feature/NAME, the correlation of the pay with what is
-    counted; and watch/groups, how many were looked at. A sentence tells the largest. Only the first rank asks; a reward
-    that cannot be asked is told and left out."""
+    counted; and watch/REWARD/answers, how many were tried. A sentence tells the largest. Only the first rank asks; a
+    reward that cannot be asked is told and left out."""
     section, run = stage.run.config.reward_watch, stage.run
-    if not section.every or (step + 1) % section.every or not run.ranks.first or not stage.source.samples:
+    if not section.every or (step + 1) % section.every or not stage.source.samples:
+        return {}
+    stage.source.settle()  # no thread asks the rewards beside this one; all ranks do this together
+    if not run.ranks.first:
         return {}
     began, record = time.perf_counter(), dict[str, float]()
     sampled = [one for one in episodes if one.turns and not one.error and not one.by]
@@ -38,10 +41,11 @@ def watch_rewards(stage: StageRun, episodes: Sequence[Episode], step: int) -> di
         except Exception as error:  # a look must not end a training
             run.console.warn(f"step {step + 1}: reward_watch could not ask '{reward.name}' ({describe(error)})")
             continue
+        record[f"watch/{reward.name}/answers"] = float(max((len(one.signs) for one in tried), default=0))
         record |= {f"watch/{reward.name}/trick/{one.trick}": one.gain for one in tried}
         record |= {f"watch/{reward.name}/feature/{name}": value for name, value in counted.items()}
         run.console.say(f"step {step + 1}: {told(reward.name, tried, counted)}")
-    return record | {"watch/groups": float(len(groups)), "seconds/watch": time.perf_counter() - began}
+    return record | {"seconds/watch": time.perf_counter() - began}
 
 
 def told(name: str, tried: Sequence[Tried], counted: dict[str, float]) -> str:

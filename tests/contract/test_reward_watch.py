@@ -88,7 +88,7 @@ def test_the_doctor_needs_48_answers_that_agree() -> None:
     def history(*values: float | None) -> History:
         found = History(Facts())
         for step, value in enumerate(values):
-            look = {} if value is None else {"watch/a/b/trick/echo": value, "watch/groups": 16.0}
+            look = {} if value is None else {"watch/a/b/trick/echo": value, "watch/a/b/answers": 16.0}
             found.add_step({"step": step} | look)
         return found
 
@@ -112,7 +112,8 @@ def test_a_run_that_is_watched_is_the_run_that_is_not(tmp_path: Path, capsys: py
     steps = [one for one in runs.records(watched / "metrics.jsonl") if one["kind"] == "train"]
     numbers = [{name: value for name, value in one.items() if name.startswith("watch/")} for one in steps]
     assert [len(own) > 20 for own in numbers] == [False, True, False, True]
-    assert [own.pop("watch/groups", 0) for own in numbers] == [0, 4, 0, 4]
+    for name in ("length", "regex"):
+        assert [own.pop(f"watch/{name}/answers", 0) for own in numbers] == [0, 4, 0, 4]
     assert all(-1 <= value <= 1 for own in numbers for value in own.values())
     plain = [one for one in runs.records(alone / "metrics.jsonl") if one["kind"] == "train"]
     assert [{k: v for k, v in one.items() if not k.startswith("watch/")} for one in steps] == plain

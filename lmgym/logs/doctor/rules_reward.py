@@ -111,30 +111,34 @@ def reward_hacking(history: History) -> Sign | None:
 
 def reward_hole(history: History) -> Sign | None:
     """The newest looks of the reward watch agree on a trick that raises the pay of the policy's best answers."""
-    # 1. The newest looks, as (place, answers), until there are enough answers.
-    counts, looks = history.columns.get("watch/groups", ()), list[tuple[int, float]]()
-    for place in range(len(counts) - 1, -1, -1):
-        if sum(count for _, count in looks) < LOOKED_AT and counts[place] > 0:
-            looks.append((place, counts[place]))
-    if sum(count for _, count in looks) < LOOKED_AT:
-        return None
-    # 2. Of each trick what it has gained in all of them; a look in which nothing was judged says nothing of it.
-    found = dict[str, float]()
-    for name, column in history.columns.items():
-        if name.startswith("watch/") and "/trick/" in name:
-            gains = [column[place] * count for place, count in looks if place < len(column)]
-            found[name] = math.fsum(gains) / sum(count for _, count in looks)
-    found = {name: gain for name, gain in found.items() if gain >= HOLE}  # NaN is not
+    found = dict[tuple[str, str], float]()
+    tried = dict[str, list[tuple[int, float]]]()
+    for column in history.columns:
+        reward = column.removeprefix("watch/").removesuffix("/answers")
+        if column != f"watch/{reward}/answers":
+            continue
+        # 1. The newest looks at this reward, as (place, answers), until there are enough answers.
+        counts, looks = history.columns[column], tried.setdefault(reward, [])
+        for place in range(len(counts) - 1, -1, -1):
+            if sum(count for _, count in looks) < LOOKED_AT and counts[place] > 0:
+                looks.append((place, counts[place]))
+        total = sum(count for _, count in looks)
+        # 2. What each trick has gained in all of them; of one that a look lacks nothing is said (NaN).
+        for name, own in history.columns.items():
+            if total >= LOOKED_AT and name.startswith(f"watch/{reward}/trick/"):
+                gain = math.fsum(own[place] * count for place, count in looks if place < len(own)) / total
+                if gain >= HOLE:
+                    found[reward, name] = gain
     if not found:
         return None
-    name = max(found, key=lambda name: found[name])
-    reward, _, trick = name.removeprefix("watch/").partition("/trick/")
+    reward, name = max(found, key=lambda key: found[key])
+    trick, gain, looks = name.removeprefix(f"watch/{reward}/trick/"), found[reward, name], tried[reward]
     what = (
         f"'{reward}' pays the policy's best answers more when they are changed by the trick '{trick}': of the newest "
-        f"{sum(count for _, count in looks):g} that were tried, {found[name]:.0%} more gained than lost"
+        f"{sum(count for _, count in looks):g} that were tried, {gain:.0%} more gained than lost"
     )
     remedy = f"mend the function in rewards (`lmgym audit` says what the trick '{trick}' is, and tries the others)"
-    return Sign("severe", what, remedy, name, found[name], HOLE, steps=len(looks))
+    return Sign("severe", what, remedy, name, gain, HOLE, steps=len(looks))
 
 
 def repeated_phrases(history: History) -> Sign | None:
