@@ -1,12 +1,14 @@
 """A teacher with another tokenizer beside one with the student's: held-out accuracy at equal seconds of training.
 
     python -m benchmarks.any_teacher --student SmolLM2-135M-Instruct \\
-        --teachers other=gemma-3-270m same=SmolLM2-360M-Instruct --seeds 0 1 2 --out runs/any_teacher
+        --teachers other=gemma-3-270m same=SmolLM2-135M-Instruct --prepare 100 --seeds 0 1 2 --out runs/any_teacher
 
 Each name before a = is an arm: gkd with that teacher, on the student's own answers to word problems of one step. All
 arms have the same students, prompts and learning rate; the rewards are measured only. A teacher that solves fewer
 problems than the student teaches nothing, so each teacher is evaluated first, and its accuracy stands in the table.
-(One that was trained for the task before, by `lmgym train` with grpo, is a folder like any other.)
+With --prepare each of them first imitates the worked answers of the training split for so many steps, so that a small
+model, and the student's own, become teachers of the task; what that takes is in no arm's seconds. The students have the
+same prompts, and never see these answers.
 
 Accuracy at equal seconds is read off between two evaluations of 200 greedy answers, at the end of the fastest arm of
 the seed. Prints a table; writes results.json and picture.png.
@@ -33,6 +35,8 @@ def main() -> None:
     parser.add_argument("--student", required=True, help="a folder or a name on the Hub")
     parser.add_argument("--teachers", required=True, nargs="+", metavar="NAME=MODEL")
     parser.add_argument("--divergence", default="reverse_kl", choices=["reverse_kl", "forward_kl", "jsd"])
+    parser.add_argument("--prepare", type=int, default=0, metavar="STEPS", help="teach the teachers first")
+    parser.add_argument("--prepare-rate", type=float, default=1e-4, help="their learning rate (%(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rate", type=float, default=1e-5, help="learning rate (%(default)s)")
     parser.add_argument("--steps", type=int, default=80)
@@ -42,6 +46,8 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     teachers = dict(pair.split("=", 1) for pair in given.teachers)
+    if given.prepare:
+        teachers = {name: prepared(name, model, given) for name, model in teachers.items()}
     known = {name: accuracy_of(name, model, given) for name, model in teachers.items()}
     runs = []
     for seed in given.seeds:  # seed by seed: what the machine does in an hour falls on all arms
@@ -77,6 +83,14 @@ def records_of(
     path.write_text(json.dumps(tree), encoding="utf-8")  # JSON is YAML
     train(path, [f"out={folder.absolute()}", *settings, *given.set])
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def prepared(name: str, model: str, given: argparse.Namespace) -> str:
+    """The folder of a teacher that has imitated the training split's answers: one for all seeds of the students."""
+    tree = recipe(model, {"name": "supervised"}, given.prepare, given)
+    tree |= {"optimizer": {"learning_rate": given.prepare_rate}, "evaluation": {**tree["evaluation"], "every": 0}}
+    records_of(f"prepared-{name}", tree, given, [])
+    return str((given.out / f"prepared-{name}" / "final").absolute())
 
 
 def accuracy_of(name: str, model: str, given: argparse.Namespace) -> float:

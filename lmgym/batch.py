@@ -88,7 +88,8 @@ class Batch:
     logprobs_sampler: Float[Tensor, "N T"] | None = None
     baseline: Float[Tensor, " N"] | None = None  # score of the greedy answer
     logprobs_old: Float[Tensor, "N T"] | None = None
-    squared_probabilities: Float[Tensor, "N T"] | None = None  # summed over the vocabulary, with logprobs_old
+    distribution_sums: Float[Tensor, "N T K"] | None = None  # functional/distribution_sums.py, with logprobs_old
+    sum_names: tuple[str, ...] = ()  # of its K numbers
     logprobs_ref: Float[Tensor, "N T"] | None = None
     logprobs_teacher: Float[Tensor, "N T"] | None = None
     hinted: "Batch | None" = None  # what the teacher reads: the same actions behind other prompts, or in other tokens
@@ -109,7 +110,7 @@ class Batch:
         columns = self._map(lambda column: column[rows])
         longest = {name: _longest(columns[name]) for name in ("mask", "source_mask") if name in columns}
         for name, column in columns.items():
-            if name != "hinted" and column.dim() == 2 and name != "reward_components":
+            if name != "hinted" and column.dim() >= 2 and name != "reward_components":
                 columns[name] = column[:, : longest["source_mask" if name in SOURCE else "mask"]]
         return replace(self, **columns)
 
@@ -130,6 +131,16 @@ class Batch:
     def require(self, name: str) -> Tensor:
         """The column with this name. Raises LmgymError if it is None. Example: batch.require("advantages")"""
         return _required(self, name)
+
+    def distribution_sum(self, name: str) -> Float[Tensor, "N T"]:
+        """The column of `distribution_sums` with this name (functional/distribution_sums.py). Raises LmgymError if it
+        was not asked for. Example: batch.distribution_sum("squared_probabilities")"""
+        columns = self.require("distribution_sums")
+        if name not in self.sum_names:
+            raise LmgymError(
+                f"Batch has no distribution sum '{name}'; let the algorithm's `requirements.distribution_sums` name it"
+            )
+        return columns[:, :, self.sum_names.index(name)]
 
     def per_token(self, per_row: Float[Tensor, " N"]) -> Float[Tensor, "N T"]:
         """A number per row, written to each of the row's actions; zero elsewhere."""
@@ -155,8 +166,9 @@ class PolicyOutputs:
     """What a policy computes for a batch; zero for tokens that are no actions.
 
     `logprobs` are natural logs under the distribution that was sampled (with temperature, excluded stop ids and kept
-    sets). `entropy` (nats), `values`, `last_values`, `divergence` (from the teacher, nats) and `squared_probabilities`
-    (their sum over the vocabulary, without gradient) are None unless asked for.
+    sets). `entropy` (nats), `values`, `last_values`, `divergence` (from the teacher, nats) and `distribution_sums` (K
+    numbers of each distribution, in the order in which they were asked for, without gradient) are None unless asked
+    for.
 
     Example: policy.compute_logprobs(batch, entropy=True) -> PolicyOutputs(logprobs=..., entropy=...)"""
 
@@ -165,7 +177,7 @@ class PolicyOutputs:
     values: Float[Tensor, "N T"] | None = None
     last_values: Float[Tensor, " N"] | None = None
     divergence: Float[Tensor, "N T"] | None = None
-    squared_probabilities: Float[Tensor, "N T"] | None = None
+    distribution_sums: Float[Tensor, "N T K"] | None = None
 
     def require(self, name: str) -> Tensor:
         """The column with this name. Raises LmgymError if it is None."""

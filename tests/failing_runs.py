@@ -188,6 +188,11 @@ FAILING = {
             "steps": 24,
         },
     ),
+    "pays_length": Failing(
+        "the reward pays for every character, which the reward watch finds",
+        {"reward_hole"},
+        {"rewards": {"length": {"unit": "characters", "target": 5000}}, "reward_watch": {"every": 1}, "steps": 12},
+    ),
     "rewards_chance": Failing(
         "a reward as good as random, with a high learning rate",
         {"kl_blow_up"},

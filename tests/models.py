@@ -180,11 +180,11 @@ def prepared(
     The reference is the teacher too."""
     critic = algorithm.requirements.values
     with torch.no_grad():
-        squared = algorithm.requirements.squared_probabilities
-        said = policy.compute_logprobs(batch, values=critic, last_values=critic, squared_probabilities=squared)
+        names = algorithm.requirements.distribution_sums
+        said = policy.compute_logprobs(batch, values=critic, last_values=critic, sums=names)
         now = said.logprobs
         batch = batch.replace(logprobs_old=now + drift * torch.sin(1000 * now) * batch.actions)
-        batch = batch.replace(squared_probabilities=said.squared_probabilities)
+        batch = batch.replace(distribution_sums=said.distribution_sums, sum_names=names)
         if said.values is not None:
             drifted = said.values + drift * torch.sin(1000 * now) * batch.actions
             batch = batch.replace(values=drifted, last_values=said.last_values)

@@ -90,6 +90,11 @@ class Algorithm(Section):
         return {"loss": text} if text else {}
 
     @property
+    def caution(self) -> str:
+        """A sentence that the run says as the stage begins, about what one should know of this choice; "" for none."""
+        return ""
+
+    @property
     def requirements(self) -> Requirements:
         """What to collect and fill in besides the answers; a subclass extends it by `dataclasses.replace`."""
         return Requirements()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from lmgym.functional.distribution_sums import check_sums
 from lmgym.functional.divergences import Divergence
 
 
@@ -49,8 +50,9 @@ class Requirements:
     makes: Literal["policy", "reward_model", "process_reward_model"] = "policy"
     """What the stage trains: a policy, or a model that scores answers or their steps, which then is what the run
     writes."""
-    reward: bool = True
-    """A stage that samples must name a reward, unless its environment pays."""
+    reward: bool | Literal["optional"] = True
+    """A stage that samples must name a reward, unless its environment pays. False: the algorithm learns from none;
+    optional: it learns from those that there are."""
     reference: bool = False
     """`batch.logprobs_ref`: log-probabilities by a frozen copy of the policy."""
     teacher: str | None = None
@@ -75,13 +77,16 @@ class Requirements:
     """answers: policy: the share of the prompts whose texts are references all the same; drawn by the seed."""
     old_logprobs: bool = False
     """`batch.logprobs_old` before the first optimizer step, by a pass of its own; later steps have it in any case."""
-    squared_probabilities: bool = False
-    """`batch.squared_probabilities`: the sum over the vocabulary of the squared probabilities at each action, and
-    `batch.logprobs_old`, by the same pass."""
+    distribution_sums: tuple[str, ...] = ()
+    """`batch.distribution_sum(name)` for these names (functional/distribution_sums.py): numbers of the whole
+    distribution at each action; and `batch.logprobs_old`, by the same pass."""
     entropy: bool = False
     """`new.entropy`: the exact entropy of each distribution."""
     reward_components: bool = False
     """`batch.reward_components`: each part of the score before its weight."""
+
+    def __post_init__(self) -> None:
+        check_sums(self.distribution_sums)
 
     @property
     def makes_policy(self) -> bool:

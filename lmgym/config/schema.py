@@ -16,6 +16,7 @@ from lmgym.core import registry
 from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rule, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import FREE, RECORDED, Section
+from lmgym.functional.distribution_sums import SUMS
 from lmgym.inference.base import Sampling
 from lmgym.inference.kinds import EngineSection
 from lmgym.models.load import PolicySection
@@ -141,11 +142,17 @@ class Stage(Section):
             self._check_served_teacher(where)
         if self.algorithm.restriction is not None:
             self.sampling.check_untruncated(where + name)
+        for wanted in self.algorithm.requirements.distribution_sums:
+            if SUMS[wanted].whole and self.sampling.truncates:
+                raise LmgymError(
+                    f"{where}{name} reads the policy's whole distributions ({wanted}), and sampling.top_k, top_p and "
+                    "min_p cut tokens off; leave them out"
+                )
         if self.sampling.temperature == 0:
             raise LmgymError(
                 f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so"
             )
-        if self.algorithm.requirements.reward and not self.rewards and not self.is_played:
+        if self.algorithm.requirements.reward is True and not self.rewards and not self.is_played:
             raise LmgymError(f"{where}the recipe names no reward; write, for example, 'rewards: {{final_answer: 1.0}}'")
         if "overlong" in self.rewards and getattr(self.algorithm, "overlong", False):
             raise LmgymError(
@@ -223,6 +230,19 @@ class LogsSection(Section):
 
 
 @dataclass(kw_only=True)
+class RewardWatchSection(Section):
+    """The `reward_watch:` section: the tricks of `lmgym audit` on the policy's own best answers, while it trains
+    (docs/audit.md)."""
+
+    section = "reward_watch"
+
+    every: NonNegativeInt = 0
+    """Steps between two looks; 0: none. Each look asks every reward 12 times about one answer of each group."""
+    groups: Annotated[int, Ge(9), Rule("with fewer than 9 groups a look can prove nothing")] = 16
+    """Groups of the step that are looked at, the first ones."""
+
+
+@dataclass(kw_only=True)
 class Config(Section):
     """A whole run.
 
@@ -243,6 +263,7 @@ class Config(Section):
     evaluation: EvaluationSection = field(default_factory=EvaluationSection, metadata=FREE)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection, metadata=FREE)
     logs: LogsSection = field(default_factory=LogsSection, metadata=FREE)
+    reward_watch: RewardWatchSection = field(default_factory=RewardWatchSection, metadata=FREE)
     distributed: DistributedSection = field(default_factory=DistributedSection, metadata=FREE)
     reward_timeout: Annotated[float, Gt(0), Rule("it must be above 0 seconds")] = field(default=60.0, metadata=FREE)
     """Seconds that a call of a reward function may take (docs/rewards.md says for which rewards this can be
@@ -283,6 +304,11 @@ class Config(Section):
         for stage in self.stages:
             if stage.early_stop is not None and not self.evaluation.examples:
                 raise LmgymError("early_stop judges by evaluations, and evaluation is null; remove one of them")
+            if self.reward_watch.every and stage.is_played and stage.rewards:
+                raise LmgymError(
+                    f"reward_watch adds tricks to answers of one turn, and stage '{stage.name}' has environment "
+                    f"'{stage.env.get('name')}'; remove reward_watch"
+                )
             self.evaluation.decoding(stage.sampling)  # raises where the two do not go together
             if not stage.algorithm.requirements.makes_policy:
                 self._check_reward_model(stage)

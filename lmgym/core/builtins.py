@@ -82,6 +82,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "pass_at_k": ("algorithms.grpo.credit:PassAtK", "what an answer adds to the best of k"),
         "selected": ("algorithms.grpo.credit:Selected", "some answers of each group train, such as the shortest"),
         "each_reward": ("algorithms.grpo.credit:EachReward", "each reward scaled by itself, then summed"),
+        "self_certainty": ("algorithms.grpo.self_certainty:SelfCertainty", "how sure the policy was (INTUITOR)"),
         "turns": ("algorithms.grpo.credit:Turns", "a turn against the turns that answered the same text"),
     },
     "surrogate": {

@@ -1,5 +1,6 @@
-"""From hidden states to log-probabilities: action logits, log-probabilities of actions, entropies, squared sums."""
+"""From hidden states to log-probabilities: action logits, log-probabilities of actions, entropies, sums."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from lmgym.batch import Batch, States
 from lmgym.distributed.parts import whole
 from lmgym.functional import truncation
+from lmgym.functional.distribution_sums import SUMS
 from lmgym.models.kernels.fused_logprobs import FusedLogprobs, wide_of
 from lmgym.models.kernels.onednn_products import set_aside
 from lmgym.models.scoring import ScoringModel, alone
@@ -123,13 +125,18 @@ def bias_of(model: ScoringModel) -> Tensor | None:
 
 
 @torch.no_grad()
-def squared_probabilities_of(
-    model: ScoringModel, batch: Batch, states: States, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
-) -> Float[Tensor, " R"]:
-    """The sum over the vocabulary of the squared probabilities [R] of each action's distribution, without gradient.
+def distribution_sums(
+    model: ScoringModel,
+    batch: Batch,
+    states: States,
+    row: Int[Tensor, " R"],
+    column: Int[Tensor, " R"],
+    names: Sequence[str],
+) -> Float[Tensor, "R K"]:
+    """The numbers with these names (functional/distribution_sums.py) of each action's distribution, without gradient.
 
     From the first R hidden states, `model.head_chunk` of them at a time, so the logits [R V] of all actions never exist
-    at once. 1 for a distribution that is certain, 1 / V for one that is uniform."""
+    at once."""
     head: Any = model.model.get_output_embeddings()
     plain = model.own_head is None and is_plain(head)
     # Once for all chunks: ranks that share the head's weights may have different numbers of chunks.
@@ -143,7 +150,8 @@ def squared_probabilities_of(
         else:
             product = states.hidden[part].to(model.compute) @ weight.T
             logits = product.to(wide_of(product.dtype)) + (0 if bias is None else bias)
-        found.append(action_logits(logits, batch, row[part], column[part]).softmax(-1).square().sum(-1))
+        logits = action_logits(logits, batch, row[part], column[part])
+        found.append(torch.stack([SUMS[name].of(logits) for name in names], -1))
     return torch.cat(found)
 
 

@@ -1,7 +1,7 @@
 """Policy: a Hugging Face causal or encoder-decoder LM, and the log-probabilities it gives to the actions of a batch."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +28,7 @@ from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
 from lmgym.models.cross_teaching import TokenClasses, compare_spans
 from lmgym.models.device import SMALL, choose_tokens_per_forward
-from lmgym.models.distributions import action_logits, logprobs_of_states, squared_probabilities_of
+from lmgym.models.distributions import action_logits, distribution_sums, logprobs_of_states
 from lmgym.models.families import (
     cap_scores,
     context_length,
@@ -216,18 +216,18 @@ class Policy:
         last_values: bool = False,
         logprob_gradient: Float[Tensor, "N T"] | None = None,
         divergence: Divergence | None = None,
-        squared_probabilities: bool = False,
+        sums: Sequence[str] = (),
     ) -> PolicyOutputs:
         """Log-probabilities [N T] (nats) of the batch's actions, under the distribution that they were sampled from.
 
         With `entropy`, also the entropy of each of these distributions; with `values`, the value of the state before
         each action; with `last_values`, the value of the state after each row's last action; with `divergence`, how far
         each of these distributions is from the teacher's (models/teaching.py). All have gradients, unless the caller
-        turned gradients off. With `squared_probabilities`, also the sum of each distribution's squared probabilities,
-        without gradient, by one more product with the LM head. The fast path runs the model on real tokens only, and
-        the LM head only on states that predict an action, in chunks, so logits [N T V] never exist. `logprob_gradient`
-        is the gradient of the loss by the log-probabilities, if already known; it saves work and changes no result
-        (fused_logprobs.py).
+        turned gradients off. With `sums`, also the numbers of these names (functional/distribution_sums.py) of each
+        distribution, without gradient, by one more product with the LM head. The fast path runs the model on real
+        tokens only, and the LM head only on states that predict an action, in chunks, so logits [N T V] never exist.
+        `logprob_gradient` is the gradient of the loss by the log-probabilities, if already known; it saves work and
+        changes no result (fused_logprobs.py).
         Raises LmgymError for an action in column 0, for values without a value function, and for a divergence without
         a teacher or together with the entropy."""
         batch = batch.to(self.device)
@@ -253,10 +253,10 @@ class Policy:
             else:
                 logprobs, entropies = logprobs_of_states(self, batch, states, row, column, entropy, known)
             state_values = self._values(batch, states, *before) if values else None
-            squares = squared_probabilities_of(self, batch, states, row, column) if squared_probabilities else None
+            found = distribution_sums(self, batch, states, row, column, sums) if sums else None
 
         def column_of(numbers: Tensor) -> Tensor:
-            return numbers.new_zeros(batch.tokens.shape).index_put((row, column), numbers)
+            return numbers.new_zeros((*batch.tokens.shape, *numbers.shape[1:])).index_put((row, column), numbers)
 
         return PolicyOutputs(
             logprobs=column_of(logprobs),
@@ -264,7 +264,7 @@ class Policy:
             values=column_of(state_values[:count]) if state_values is not None else None,
             last_values=state_values[count:] if state_values is not None and last_values else None,
             divergence=column_of(divergences) if divergences is not None else None,
-            squared_probabilities=column_of(squares) if squares is not None else None,
+            distribution_sums=column_of(found) if found is not None else None,
         )
 
     def states(self, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
@@ -297,21 +297,20 @@ class Policy:
         values: bool = False,
         last_values: bool = False,
         entropy: bool = False,
-        squared_probabilities: bool = False,
+        sums: Sequence[str] = (),
     ) -> PolicyOutputs:
         """`compute_logprobs` of a whole batch without gradient, by micro-batches; columns in fp32 on the CPU.
         Example: policy.compute_logprobs_no_grad(batch).logprobs  # [N T]"""
-        asked = {"logprobs": True, "entropy": entropy, "values": values, "squared_probabilities": squared_probabilities}
+        asked = {"logprobs": True, "entropy": entropy, "values": values}
         columns = {name: torch.zeros(batch.tokens.shape) for name, wanted in asked.items() if wanted}
         columns |= {"last_values": torch.zeros(len(batch))} if last_values else {}
+        columns |= {"distribution_sums": torch.zeros(*batch.tokens.shape, len(sums))} if sums else {}
         for rows in counted(self.micro_batches(batch), "scoring", "passes"):
             part = batch[rows] if len(rows) else batch.idle()
-            scored = self.compute_logprobs(
-                part, entropy, values, last_values, squared_probabilities=squared_probabilities
-            )
+            scored = self.compute_logprobs(part, entropy, values, last_values, sums=sums)
             for name, column in columns.items() if len(rows) else ():
                 found = scored.require(name).float().cpu()
-                if found.dim() == 2:
+                if found.dim() >= 2:
                     column[rows, : found.shape[1]] = found
                 else:
                     column[rows] = found

@@ -22,7 +22,7 @@ from lmgym.rewards import adapters
 from lmgym.rewards.failures import RewardFailed
 from lmgym.rewards.running.alarm import TimeUp, alarm
 from lmgym.rewards.running.pooled import NeedsTorch, Pooled, pooled_values
-from lmgym.rewards.views import Stripping, as_sequence, strip_thoughts, with_text
+from lmgym.rewards.views import Stripping, as_sequence, strip_thoughts, with_champion, with_text
 from lmgym.types import Episode, Example
 
 CorrectIsOne = bool | Literal["math_equal"]
@@ -41,7 +41,8 @@ class Reward:
     gets its own reward (see token_credit.py), with `each_turn` each turn does. `normalise` makes
     it relative to a running estimate in training (normalisation.py). With `correct_is_one` a text that announces the
     reference's final answer gets 1, and the function is not asked about it. `pooled` says how a worker process finds
-    the function, if it runs in one; `unlimited` is the reason why its limit of time cannot be enforced.
+    the function, if it runs in one; `unlimited` is the reason why its limit of time cannot be enforced. `champions` are
+    texts by the id of the example, which the function is shown as `meta["champion"]` (champions.py).
 
     Example: Reward("final_answer", 1.0, lmgym.core.registry.get("reward", "final_answer"))"""
 
@@ -58,6 +59,7 @@ class Reward:
     correct_is_one: CorrectIsOne = False
     pooled: Pooled | None = None
     unlimited: str = ""
+    champions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def by_token(self) -> bool:
@@ -165,6 +167,8 @@ def episodes_to_judge(reward: Reward, episodes: Sequence[Episode]) -> list[Episo
         shown = [strip_thoughts(episode, reward.strip_thinking) for episode in shown]
     if reward.post_process is not None:
         shown = [with_text(episode, reward.post_process(episode.text)) for episode in shown]
+    if reward.champions:
+        shown = [with_champion(episode, reward.champions.get(episode.example.id)) for episode in shown]
     return shown
 
 

@@ -8,6 +8,7 @@ from lmgym.text.chat import plain_text
 from lmgym.types import Episode, Message
 
 Stripping = bool | Literal["opened"]
+CHAMPION = "champion"  # the key of `Example.meta` in which a reward finds the champion of a prompt
 TAG = re.compile(r"<(?P<end>/?)think>")
 
 
@@ -46,6 +47,15 @@ def with_text(episode: Episode, text: str) -> Episode:
         return episode
     *before, last = (replace(turn, continuation=None) for turn in episode.turns)
     return replace(episode, turns=[*before, replace(last, given="", text=text)])
+
+
+def with_champion(episode: Episode, champion: str | None) -> Episode:
+    """A copy of an episode whose example has this champion in its `meta` (champions.py); the episode itself, if there
+    is none."""
+    if champion is None:
+        return episode
+    example = episode.example
+    return replace(episode, example=replace(example, meta={**example.meta, CHAMPION: champion}))
 
 
 def as_sequence(episode: Episode, tokenizer: Any, special: bool, changed: bool = False) -> Episode:

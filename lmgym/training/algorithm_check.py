@@ -135,8 +135,9 @@ def _padded(batch: Batch) -> Batch:
     """More columns on the right, whose numbers mean nothing."""
     wide = {}
     for name, column in vars(batch).items():
-        if isinstance(column, Tensor) and column.dim() == 2 and name != "reward_components":
-            wide[name] = torch.nn.functional.pad(column, (0, 3), value=0 if column.dtype == torch.bool else 3)
+        if isinstance(column, Tensor) and column.dim() >= 2 and name != "reward_components":
+            right = (*[0, 0] * (column.dim() - 2), 0, 3)
+            wide[name] = torch.nn.functional.pad(column, right, value=0 if column.dtype == torch.bool else 3)
     return batch.replace(**wide)
 
 

@@ -20,11 +20,13 @@ from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
 from lmgym.logs.timings import timing_record
+from lmgym.rewards.champions import crown
 from lmgym.rewards.normalisation import normalise
 from lmgym.rollouts.rollout import groups_of
 from lmgym.training.beside import add_greedy_baseline, with_given, with_rival
 from lmgym.training.callbacks import StepEnd
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
+from lmgym.training.reward_watch import watch_rewards
 from lmgym.training.run import Run
 from lmgym.training.sampler_gap import watch_gap
 from lmgym.training.setup import start
@@ -125,6 +127,7 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
         draw = stage.draw(step, number, first_group=len(groups))
         episodes = stage.source.episodes(draw)
         if stage.source.samples:
+            crown(episodes, stage.rewards, stage.champions)
             normalise(episodes, stage.rewards, stage.moments)
         if required.greedy or required.rival is not None:
             stage.source.settle()
@@ -194,7 +197,7 @@ def log_step(
     watched the update, traces/ lacks what the update has computed. Raises LmgymError if sampler and trainer are too far
     apart."""
     run, step = stage.run, stage.step - 1
-    record = step_record(stage, episodes, batch, metrics)
+    record = step_record(stage, episodes, batch, metrics) | watch_rewards(stage, episodes, step)
     if not stage.source.lag:  # else older weights have sampled
         watch_gap(run.gap_limits, metrics, batch, step, run.console.warn)
     record |= run.callbacks.on_step(StepEnd(stage.config.name, step, episodes, batch, record))
@@ -238,7 +241,7 @@ def step_record(stage: StageRun, episodes: list[Episode], batch: Batch, metrics:
         record["memory/budget_gib"] = budget
     if unlimited := [reward.name for reward in stage.rewards if reward.unlimited]:
         record["rewards_without_limit"] = unlimited
-    if not stage.source.samples or not (stage.rewards or stage.algorithm.requirements.reward):
+    if not stage.source.samples or not (stage.rewards or stage.algorithm.requirements.reward is True):
         del record["reward"]  # no reward has judged the answers
     if stage.config.sampling.fixed_length:
         del record["truncated"]

@@ -27,6 +27,7 @@ from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
 from lmgym.rewards.base import Reward, check_examples
 from lmgym.rewards.building import available_metrics, build_rewards
+from lmgym.rewards.champions import check_champions
 from lmgym.rewards.groups import check_comparisons
 from lmgym.rollouts.evaluate import Evaluation, evaluate
 from lmgym.rollouts.players import Actor
@@ -144,6 +145,7 @@ def load_data(config: Config) -> Data:
             rewards, required = build_rewards(stage.rewards), stage.algorithm.requirements
             check_examples(rewards, first_of(examples))
             check_comparisons(rewards, stage.algorithm.group_size, required.greedy or required.rival is not None)
+            check_champions(rewards, config.engine.ahead)
     for examples in held_out.values():
         check_examples(held_out_rewards(config, config.stages[-1]), examples)
     return Data(training, held_out, list(dict.fromkeys(told)))

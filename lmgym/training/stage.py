@@ -29,6 +29,7 @@ from lmgym.models.reward_model import take_reward_model
 from lmgym.models.sharding import shard_policy
 from lmgym.rewards.base import Reward
 from lmgym.rewards.building import build_rewards
+from lmgym.rewards.champions import Champions, keeps_champion, restore, with_champions
 from lmgym.rewards.normalisation import Moments
 from lmgym.rewards.running import pooled
 from lmgym.rollouts.play import Draw
@@ -75,6 +76,8 @@ class StageRun:
     """Holds the doctor's rules against the steps of this stage since it began or was resumed."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """Running estimates of the rewards with `normalise`."""
+    champions: dict[str, Champions] = field(default_factory=dict)
+    """The best answers so far, by the rewards that compare with them."""
     unjudged: set[tuple[str, bool]] = field(default_factory=set)
     """What was warned of: rewards that could not judge an answer, and whether one went wrong."""
     began: float = field(default_factory=time.perf_counter)
@@ -115,7 +118,8 @@ class StageRun:
         """A draw of a step: its prompts, in groups that are counted from `first_group`, and what answers them."""
         key, config = (*self.path, "step", step, number), self.run.config
         prompts, _ = self._numbered(key, first_group)
-        how = self.training_actor, self.config.sampling, self.envs, self.rewards
+        rewards = with_champions(self.rewards, self.champions, [example for _, example in prompts])
+        how = self.training_actor, self.config.sampling, self.envs, rewards
         return Draw(prompts, key, *how, config.reward_timeout, config.rewards_failed)
 
     @property
@@ -201,11 +205,14 @@ def begin_stage(run: Run) -> StageRun:
         token_pairs=pairs,
         watch=Watch(facts_of(resolved(config), index)),
     )
+    stage.champions = {reward.name: Champions() for reward in stage.rewards if keeps_champion(reward)}
     if run.progress.step > 0 and run.resume_from is not None:
         _restore(stage, run.resume_from)
     if run.progress.evaluations.get("stop") != (section.early_stop and asdict(section.early_stop)):
         run.progress.evaluations["stop"] = None  # it was stopped early, and goes on under another rule
     run.console.stage(section.name, index, len(config.stages))
+    if algorithm.caution:
+        run.console.say(algorithm.caution)
     _begin_rewards(stage)
     return stage
 
@@ -275,8 +282,9 @@ def save_checkpoint(stage: StageRun) -> None:
     if run.traces is not None:
         run.traces.sync()
     algorithm = stage.algorithm.state_dict() if begun else {}
-    ahead = stage.source.state_dict() if begun else {}
-    saved = checkpoint.save(run.folder / "checkpoints", policy, moments, algorithm, state, run.fingerprint, ahead)
+    seats = {name: champions.seats for name, champions in stage.champions.items()}
+    parts = {"ahead": stage.source.state_dict(), "champions": seats} if begun else {}
+    saved = checkpoint.save(run.folder / "checkpoints", policy, moments, algorithm, state, run.fingerprint, parts)
     stage.frozen_models.prune(_readable_states(checkpoint.prune(saved, run.config.checkpoint.keep)))
     run.callbacks.on_save(saved)
 
@@ -299,11 +307,18 @@ def _restore(stage: StageRun, saved: Path) -> None:
             "written it; start the run anew in another folder"
         ) from error
     try:
-        stage.source.load_state_dict(checkpoint.read_ahead(saved))
+        stage.source.load_state_dict(checkpoint.read_part(saved, "ahead"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LmgymError(
             f"{saved / 'ahead.json'} holds no answers of a step ({type(error).__name__}: {error}); put it back, or "
             "delete the checkpoint to go on from the one before"
+        ) from error
+    try:
+        restore(stage.champions, checkpoint.read_part(saved, "champions"))
+    except ValueError as error:
+        raise LmgymError(
+            f"{saved / 'champions.json'} holds no answers by prompt ({error}); put it back, or delete the checkpoint "
+            "to go on from the one before"
         ) from error
     state, config = checkpoint.read_state(saved), stage.config
     stage.moments |= {name: Moments(**known) for name, known in state.get("moments", {}).items()}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -22,21 +23,22 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
 
     `copies` are the frozen models that it requires, by name: "reference", "teacher". `logprobs_old` costs a forward
     pass and is needed only if a batch serves more than one optimizer step: on the first step the old policy is the new
-    one. The values and the squared probabilities come from the same pass.
+    one. The values and the sums over distributions come from the same pass.
 
     Example: prepare(collate(episodes), policy, {}, GRPO())"""
     required = algorithm.requirements
     _check_ids(batch, policy.vocabulary)
     batch = algorithm.before_scoring(batch.replace(vocabulary=policy.vocabulary))
     values = required.values and required.makes_policy  # a reward model's own scores are not a baseline
-    squares: dict[str, bool] = {"squared_probabilities": True} if required.squared_probabilities else {}
-    if algorithm.optimizer_steps > 1 or required.old_logprobs or values or squares:
-        old = policy.compute_logprobs_no_grad(batch, values=values, last_values=values, **squares)
+    sums: dict[str, Any] = {"sums": required.distribution_sums} if required.distribution_sums else {}
+    if algorithm.optimizer_steps > 1 or required.old_logprobs or values or sums:
+        old = policy.compute_logprobs_no_grad(batch, values=values, last_values=values, **sums)
         batch = batch.replace(
             logprobs_old=old.logprobs,
             values=old.values,
             last_values=old.last_values,
-            squared_probabilities=old.squared_probabilities,
+            distribution_sums=old.distribution_sums,
+            sum_names=required.distribution_sums,
         )
     if required.reference:
         batch = batch.replace(logprobs_ref=copies["reference"].compute_logprobs_no_grad(batch).logprobs)

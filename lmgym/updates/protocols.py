@@ -80,7 +80,7 @@ class TrainablePolicy(Protocol):
         values: bool = False,
         last_values: bool = False,
         entropy: bool = False,
-        squared_probabilities: bool = False,
+        sums: Sequence[str] = (),
     ) -> PolicyOutputs:
         """The same of a whole batch, micro-batch by micro-batch, without gradient, on the CPU."""
 

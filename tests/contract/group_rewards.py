@@ -51,3 +51,19 @@ def longer(
             ]
         )  # fmt: skip
     return found
+
+
+@of_groups
+def beats_champion(texts: list[list[str]], examples: list[Example], *, moving: bool = True) -> list[list[float]]:
+    """Whether an answer has more digits than the champion of its prompt (a tie is half); without a champion, than the
+    mean of its group."""
+    found = []
+    for group, example in zip(texts, examples, strict=True):
+        digits = [sum(letter.isdigit() for letter in text) for text in group]
+        champion = example.meta.get("champion")
+        level = sum(digits) / len(digits) if champion is None else sum(map(str.isdigit, champion))
+        found.append([float(own > level) + 0.5 * float(own == level) for own in digits])
+    return found
+
+
+beats_champion.keeps_champion = lambda *, moving=True: moving  # type: ignore[attr-defined]

@@ -14,15 +14,16 @@ from benchmarks.audited import BAD, GOOD, audit_all, examples_of, is_found
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.audit.audit import TOTAL, audit, cost_of
-from lmgym.experiments.audit.cases import FORMS, Case, make_cases, missed
 from lmgym.experiments.audit.court import choose_form, cost, hear, summed
 from lmgym.experiments.audit.findings import Verdict, judge_reward
-from lmgym.experiments.audit.judging import Judging, Panel
-from lmgym.experiments.audit.probes import ATTACKS, CHANGES
-from lmgym.experiments.audit.rates import ENOUGH, moved, proven
+from lmgym.experiments.audit.rates import ENOUGH
 from lmgym.rewards.base import Reward
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.groups import of_groups
+from lmgym.rewards.probing.cases import FORMS, Case, make_cases, missed
+from lmgym.rewards.probing.judging import Judging, Panel
+from lmgym.rewards.probing.probes import ATTACKS, CHANGES
+from lmgym.rewards.probing.proof import moved, proven
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, RatedAnswer, Turn
 from tests.golden.test_judges import Server, said

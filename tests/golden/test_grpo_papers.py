@@ -299,7 +299,12 @@ def test_the_optimal_token_baseline_by_a_table(data: Any) -> None:
     batch = collate(episodes)
     random = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     said, squared = (torch.rand(batch.tokens.shape, generator=random, dtype=torch.float64) for _ in range(2))
-    batch = batch.replace(logprobs_old=-said, squared_probabilities=squared, score=batch.score.double())
+    batch = batch.replace(
+        logprobs_old=-said,
+        distribution_sums=squared[:, :, None],
+        sum_names=("squared_probabilities",),
+        score=batch.score.double(),
+    )
     found = preset("otb").advantages(batch).require("advantages")
     lines: dict[int, list[float]] = {}
     for index in range(len(episodes)):

@@ -1,5 +1,6 @@
 """`judge_pairs`: a local judge of pairs, against transformers and the strengths of Bradley and Terry."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,24 @@ def test_pairs_are_judged_by_the_next_token_in_both_orders(tmp_path: Path) -> No
     assert compared(texts, ["x", "yy"], **arguments) == found
     against = (first_wins("5", "champion") + 1 - first_wins("champion", "5")) / 2
     assert compared(["5"], **arguments, against="reference") == [[pytest.approx(against, abs=SHARE)]]
+
+
+def test_a_champion_that_moves_is_who_the_draw_says(tmp_path: Path) -> None:
+    """As against a reference with that text; where nobody is champion yet, as against the group."""
+    folder = tiny.causal(tmp_path, seed=5, longest=2048)
+    arguments = {"model": folder, "template": TEMPLATE, "system": ""}
+
+    def values(against: str, *references: str, **champions: str) -> list[Any]:
+        example = Example("a", "question 0", references)
+        scored = [Episode(example, 0, n, [Turn([], [], text=text)]) for n, text in enumerate(("5", "so 4", "best"))]
+        own = build_rewards({"judge_pairs": arguments | {"against": against}})[0]
+        return call_reward(replace(own, champions=champions), scored)
+
+    moved = values("champion", "old", a="best")
+    assert moved == values("reference", "best") and moved[2] == 0.5
+    assert values("champion", "best") == moved  # the first one is the reference
+    assert values("champion") == values("group")
+    assert values("reference", "best", a="old") == moved  # which does not move
 
 
 def test_what_cannot_be_is_told(tmp_path: Path) -> None:

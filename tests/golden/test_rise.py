@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from lmgym.cli.main import main
-from lmgym.experiments.audit.features import FEATURES
 from lmgym.experiments.audit.own_answers import explain_run
 from lmgym.experiments.audit.report import rise_notes
 from lmgym.experiments.audit.rise import TOGETHER, Answers, explain_rise
+from lmgym.rewards.probing.features import FEATURES
 from tests import runs
 
 

@@ -10,7 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lmgym.rewards.champions import Champions
+from lmgym.types import Episode, Example, Turn
 from tests import runs
+from tests.contract import test_champions as champions
 from tests.parity.test_resume import ALGORITHMS
 from tests.ranks import NEAR, Group, alone, assert_equal_updates, group, written  # noqa: F401 (fixtures)
 from tests.runs import assert_equal_runs
@@ -90,6 +93,25 @@ def test_a_run_goes_on_with_another_number_of_ranks(group: Group, tmp_path: Path
     assert [record["step"] for record in records if record["kind"] == "train"] == list(range(6))
     [resumed] = [record for record in records if record["kind"] == "resume"]
     assert "ranks" in json.dumps(resumed)
+
+
+def test_ranks_have_the_same_champions(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """Each reward of both ranks' answers is what it must be, given all the answers of the steps before."""
+    recipe = runs.write(tmp_path / "recipe.yaml", **champions.FEW, logs={"rollouts": "all"}, steps=4)
+    assert group.run(2, ["train", str(recipe), f"out={tmp_path / 'run'}"]) == [0, 0], group.said() + group.said(1)
+    records = [one for one in runs.records(tmp_path / "run/rollouts.jsonl") if one["kind"] == "train"]
+    known, compared = {champions.HERE: Champions()}, 0
+    for step in range(4):
+        own = [one for one in records if one["step"] == step]
+        examples = [Example(one["example"], "?") for one in own]
+        turns = [[Turn([1], [2], text=turn["text"]) for turn in one["turns"]] for one in own]
+        shown = [Episode(examples[n], one["group"], n, turns[n]) for n, one in enumerate(own)]
+        compared += sum(example.id in known[champions.HERE].seats for example in examples)
+        found = champions.judged(shown, known, champions.reward())
+        assert found == [one["reward_components"]["best/raw"] for one in own]
+    assert compared > 16
+    saved = json.loads((runs.newest(tmp_path / "run") / "champions.json").read_text())
+    assert list(saved["best"].items()) == list(known[champions.HERE].seats.items())
 
 
 def test_ctrl_c_stops_all_ranks_after_the_same_step(group: Group, tmp_path: Path) -> None:  # noqa: F811

@@ -32,6 +32,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     **{name: {"name": name, "group_size": 4} for name in ("dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo")},
     "top_entropy": {"name": "top_entropy", "group_size": 4, "minibatches": 2},
     **{name: {"name": name, "group_size": 4, "minibatches": 2} for name in ("clip_cov", "kl_cov", "otb")},
+    "self_certainty": {"name": "grpo", "group_size": 4, "credit": {"name": "self_certainty"}},
     "hgpo": {"name": "hgpo", "group_size": 4},
     "supervised": {"name": "supervised"},
     "ppo": {"name": "ppo", "epochs": 2, "minibatches": 2, "kl_coefficient": 0.1, "kl_target": 0.01},

@@ -28,6 +28,7 @@ from lmgym.algorithms.replay import Replay
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
+from lmgym.functional.distribution_sums import SUMS
 from lmgym.models.kernels import fused_divergence, fused_logprobs
 from lmgym.models.policy import Policy
 from lmgym.models.skeleton import Skeleton
@@ -98,9 +99,9 @@ def with_padding(batch: Batch, columns: int) -> Batch:
     """More columns on the right, full of ids and numbers that mean nothing."""
     wide = {}
     for name, column in vars(batch).items():
-        if isinstance(column, Tensor) and column.dim() == 2:
+        if isinstance(column, Tensor) and column.dim() >= 2:
             fill = {"tokens": 77, "mask": 0, "actions": 0, "stop_excluded": 0}.get(name, 3.5)
-            wide[name] = torch.nn.functional.pad(column, (0, columns), value=fill)
+            wide[name] = torch.nn.functional.pad(column, (*[0, 0] * (column.dim() - 2), 0, columns), value=fill)
     return replace(batch, **wide)
 
 
@@ -298,10 +299,10 @@ def test_rows_without_advantage_change_nothing_and_cost_nothing(name: str, model
 def test_the_fast_path_is_the_plain_path(model: str, seed: int, minimum: int, temperature: float) -> None:
     batch = models.batch_of(models.episodes(seed, minimum=minimum, restarts=True), temperature=temperature)
     fast, plain = policy_of(model), policy_of(model, fast=False)
-    one, other = (policy.compute_logprobs(batch, entropy=True, squared_probabilities=True) for policy in (fast, plain))
+    one, other = (policy.compute_logprobs(batch, entropy=True, sums=tuple(SUMS)) for policy in (fast, plain))
     assert torch.allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-6)
     assert torch.allclose(one.entropy, other.entropy, rtol=0, atol=1e-6)
-    assert torch.allclose(one.squared_probabilities, other.squared_probabilities, rtol=0, atol=1e-6)
+    assert torch.allclose(one.distribution_sums, other.distribution_sums, rtol=0, atol=1e-6)
     algorithm = GRPO(group_size=4)
     batch = models.prepared(batch, algorithm, fast)
     assert models.relative(*(models.gradient(algorithm, policy, batch)[0] for policy in (fast, plain))) < TOLERANCE
@@ -327,9 +328,9 @@ def test_chunks_of_the_head(model: str, seed: int, size: int) -> None:
         keeper.zero_grad()
         scored = policy.compute_logprobs(batch, entropy=True)
         (scored.logprobs.sum() + 0.3 * scored.entropy.sum()).backward()
-        squares = policy.compute_logprobs(batch, squared_probabilities=True).require("squared_probabilities")
-        assert not squares.requires_grad
-        found.append((scored.logprobs.detach(), scored.entropy.detach(), squares, keeper.flat().clone()))
+        sums = policy.compute_logprobs(batch, sums=tuple(SUMS)).require("distribution_sums")
+        assert not sums.requires_grad
+        found.append((scored.logprobs.detach(), scored.entropy.detach(), sums, keeper.flat().clone()))
     for one, other in zip(*found, strict=True):
         assert models.relative(one, other) < 1e-9
 

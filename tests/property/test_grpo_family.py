@@ -51,6 +51,7 @@ FAMILY: dict[str, Callable[[], GRPO]] = {
     "gpg, shortest": lambda: preset("gpg", keep=3),
     "opo": lambda: preset("opo"),
     "otb": lambda: preset("otb"),
+    "self_certainty": lambda: grpo(group_size=4, credit={"name": "self_certainty"}),
     "pass_at_k": lambda: preset("pass_at_k", pass_at=2),
     "hgpo": lambda: preset("hgpo"),
     "gigpo": lambda: preset("gigpo", turn_coefficient=0.5),
@@ -59,7 +60,7 @@ FAMILY: dict[str, Callable[[], GRPO]] = {
     "kl_cov": lambda: preset("kl_cov", covariance_share=0.2),
 }
 # Of these an answer may have credit where its score is its group's mean, or none where it is not.
-OTHER_BASELINES = ("gpg, shortest", "opo", "otb", "pass_at_k", "gigpo", "hgpo")
+OTHER_BASELINES = ("gpg, shortest", "opo", "otb", "self_certainty", "pass_at_k", "gigpo", "hgpo")
 SOME_TOKENS = ("top_entropy", "clip_cov", "gigpo", "hgpo", "otb")  # of a row need not have any credit
 # Their ratios are a row's, so it matters where a conversation is cut.
 BY_ROW = ("gspo", "weighted sequences", "off policy", "gspo_token", "gmpo", "vespo")
@@ -190,7 +191,7 @@ def test_rows_without_credit_cost_nothing(name: str, model: str, seed: int) -> N
     full, _ = models.gradient(everything, policy, batch)
     assert models.relative(found, full) < general.TOLERANCE
     if name not in ("gigpo", "hgpo"):  # turns of equal scores may have different returns
-        assert (metrics["rows/computed"] == 1.0) == (name == "paper, kl")
+        assert (metrics["rows/computed"] == 1.0) == (name in ("paper, kl", "self_certainty"))
 
 
 @every_member
@@ -227,7 +228,8 @@ def test_only_actions_get_gradient(name: str, seed: int) -> None:
 
     old = column()
     batch = batch.replace(logprobs_old=old, logprobs_sampler=old, logprobs_ref=column())
-    batch = batch.replace(squared_probabilities=-column())
+    sums = torch.stack([-column() for _ in algorithm.requirements.distribution_sums or "-"], -1)
+    batch = batch.replace(distribution_sums=sums, sum_names=algorithm.requirements.distribution_sums)
     batch = algorithm.advantages(batch)
     leaf = (old + 0.002 * column()).requires_grad_()  # inside every clip
     models.loss_of(algorithm, batch, leaf).backward()

@@ -83,7 +83,8 @@ def random_batch(seed: int = 0) -> tuple[Batch, PolicyOutputs]:
         limit=5, turn=turn, row=torch.arange(6),
         logprobs_sampler=old + 0.2 * numbers(), logprobs_old=old, logprobs_ref=old - numbers(),
         logprobs_teacher=old + numbers(), values=numbers(), last_values=torch.zeros(6).double(),
-        baseline=torch.rand(6, generator=generator, dtype=torch.float64), squared_probabilities=numbers(),
+        baseline=torch.rand(6, generator=generator, dtype=torch.float64),
+        distribution_sums=numbers()[:, :, None], sum_names=("squared_probabilities",),
     )  # fmt: skip
     now = (old + 1.2 * (numbers() - 0.5)).requires_grad_()
     return batch, PolicyOutputs(logprobs=now, entropy=numbers(), values=batch.values, divergence=numbers())

@@ -3,6 +3,7 @@
 Each class is one way to do it, with its paper. A new one is a class here, or in a file of yours, with
 `@register("credit", "its_name")`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -35,6 +36,13 @@ class Credit(Part):
 
     of_tokens: ClassVar[bool] = False
     """True if the tokens of one answer may have different advantages."""
+    reads_score: ClassVar[bool] = True
+    """False if it reads the parts of the scores in their place."""
+
+    @property
+    def caution(self) -> str:
+        """A sentence to say as a stage begins; "" if there is nothing that one should know."""
+        return ""
 
     def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         """The advantage of each token. `score` is each row's episode score, penalties taken off; what is no action is
@@ -48,6 +56,10 @@ class Credit(Part):
     def check(self, group_size: int, kl_in_reward: bool, overlong: bool) -> None:
         """Raise LmgymError where it cannot work with so many answers per prompt, or with scores from which a KL penalty
         or an overlong punishment is taken."""
+
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        """What to log of a prepared batch besides the advantages themselves."""
+        return {}
 
 
 @register("credit", "group")
@@ -129,13 +141,13 @@ class TokenBaseline(Credit):
     """As in `group`."""
 
     def advantages(self, batch: Batch, score: PerRow) -> PerToken:
-        logprobs, squared = batch.require("logprobs_old"), batch.require("squared_probabilities")
+        logprobs, squared = batch.require("logprobs_old"), batch.distribution_sum("squared_probabilities")
         squares = token_baseline.squared_logit_gradient(logprobs, squared).to(score.dtype)
         advantages = token_baseline.optimal_token_advantages(score, squares, batch.actions, batch.episode, batch.group)
         return advantages * mixed_scale(batch, score) if self.scale_by_mixed else advantages
 
     def with_its_needs(self, required: Requirements) -> Requirements:
-        return replace(required, squared_probabilities=True)
+        return replace(required, distribution_sums=(*required.distribution_sums, "squared_probabilities"))
 
 
 @register("credit", "pass_at_k")
@@ -182,6 +194,8 @@ class Selected(Credit):
 @dataclass(frozen=True, kw_only=True)
 class EachReward(Credit):
     """Each reward scaled within its group, then their weighted sum scaled over the batch (GDPO)."""
+
+    reads_score: ClassVar[bool] = False
 
     def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         if batch.reward_components is None:
@@ -234,6 +248,10 @@ class Turns(Credit):
         super().__post_init__()
         check_part(Credit, self.episode)
 
+    @property
+    def caution(self) -> str:
+        return self.episode.caution
+
     def advantages(self, batch: Batch, score: PerRow) -> PerToken:
         of_episode = self.episode.advantages(batch, score)
         turn, actions = batch.require("turn"), batch.actions
@@ -254,6 +272,9 @@ class Turns(Credit):
                 "not change these; write kl_in: loss"
             )
         self.episode.check(group_size, kl_in_reward, overlong)
+
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        return self.episode.metrics(batch)
 
 
 def mixed_scale(batch: Batch, score: PerRow) -> float | Tensor:

@@ -45,6 +45,15 @@ class GroupRelative(Regularised):
         check_part(Credit, self.credit)
         kl_in_reward = self.kl_coefficient > 0 and self.kl_in == "reward"
         self.credit.check(self.group_size, kl_in_reward, self.overlong > 0)
+        if self.dynamic_sampling and self.requirements.reward is not True:
+            raise LmgymError(
+                "algorithm.dynamic_sampling chooses groups by their rewards, and this credit pays for what is known "
+                "only when they are scored; write dynamic_sampling: false"
+            )
+
+    @property
+    def caution(self) -> str:
+        return self.credit.caution
 
     @property
     def formulas(self) -> Mapping[str, str]:
@@ -53,6 +62,9 @@ class GroupRelative(Regularised):
     @property
     def requirements(self) -> Requirements:
         return self.credit.with_its_needs(super().requirements)
+
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        return {**super().metrics(batch), **self.credit.metrics(batch)}
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """All groups; or, with dynamic sampling, the first `wanted` whose scores differ. Where none does, as in a task

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.experiments.audit.cases import Case, make_cases
 from lmgym.experiments.audit.court import choose_form, cost, hear, summed
 from lmgym.experiments.audit.findings import Verdict, judge_reward
-from lmgym.experiments.audit.judging import Judging
 from lmgym.experiments.audit.own_answers import TOTAL
 from lmgym.rewards.base import Reward, check_examples
 from lmgym.rewards.groups import compares
+from lmgym.rewards.probing.cases import Case, make_cases
+from lmgym.rewards.probing.judging import Judging
 from lmgym.types import Example
 
 EXAMPLES = 40

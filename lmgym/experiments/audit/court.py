@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lmgym.experiments.audit.cases import FORMS, Case
-from lmgym.experiments.audit.judging import Judging, Panel, Said
-from lmgym.experiments.audit.probes import ATTACKS, CHANGES, Probe
 from lmgym.rewards.check import TOLERANCE
+from lmgym.rewards.probing.cases import FORMS, Case
+from lmgym.rewards.probing.judging import Judging, Panel, Said
+from lmgym.rewards.probing.probes import ATTACKS, CHANGES, Probe
 
 TRIED_FORMS = 8  # cases that the forms of an answer are tried with
 ALONE = 8  # cases whose answers are judged one by one
@@ -55,13 +55,6 @@ class Heard:
     def everything(self) -> list[Try]:
         """All answers, in the order in which they were judged first."""
         return [one for tries in (*self.plain.values(), *self.tried.values()) for one in tries]
-
-
-def equal(one: float | None, other: float | None) -> bool:
-    """Whether two numbers of a reward are the same, up to rounding; nothing is like nothing."""
-    if one is None or other is None:
-        return one is other
-    return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
 def choose_form(judges: Sequence[Judging], cases: Sequence[Case]) -> list[Case]:

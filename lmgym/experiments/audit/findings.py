@@ -9,19 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lmgym.experiments.audit.court import Heard, Tries, Try, equal
-from lmgym.experiments.audit.probes import ATTACKS, CHANGES
-from lmgym.experiments.audit.rates import (
-    Rates,
-    direction_of,
-    is_lost,
-    is_reached,
-    judged_beside,
-    moved,
-    proven,
-    rates_of,
-    told_apart,
-)
+from lmgym.experiments.audit.court import Heard, Tries, Try
+from lmgym.experiments.audit.rates import Rates, is_lost, is_reached, judged_beside, rates_of, told_apart
+from lmgym.rewards.probing.probes import ATTACKS, CHANGES
+from lmgym.rewards.probing.proof import direction_of, equal, moved, proven
 from lmgym.stats.intervals import Interval, share_interval
 from lmgym.stats.rank_correlation import spearman
 

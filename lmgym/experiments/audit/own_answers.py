@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmgym.core.errors import LmgymError
-from lmgym.experiments.audit.features import FEATURES
 from lmgym.experiments.audit.rise import Answers, Rise, explain_rise
 from lmgym.logs.doctor.facts import bounded
 from lmgym.logs.traces.texts import read_texts
 from lmgym.logs.traces.trace import read_episode, read_step, shards
+from lmgym.rewards.probing.features import FEATURES
 from lmgym.text.chat import messages_of
 
 MOST_STEPS = 90  # that are read, evenly spread

@@ -1,17 +1,13 @@
 """How often a probe has an effect, and when that is proven."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lmgym.experiments.audit.court import Tries, Try, equal
-from lmgym.experiments.audit.probes import ATTACKS
+from lmgym.experiments.audit.court import Tries, Try
+from lmgym.rewards.probing.probes import ATTACKS
+from lmgym.rewards.probing.proof import direction_of, equal
 from lmgym.stats.intervals import Interval, share_interval
-from lmgym.stats.paired import tango
 
-RATE = 0.1  # of answers; more than so many make a finding
-SURE = 0.99  # confidence of the interval that proves a finding; tables show 95%
-NOTABLE = 0.1  # of what lies between a right and a wrong answer; a smaller change is none
 LOST = 0.5  # of that; a right answer that loses more is not paid as a right one
 ENOUGH = 9  # examples: so many that an attack that always works is a finding
 
@@ -30,24 +26,6 @@ class Rates:
     reached: Interval | None
     failed: int
     unjudged: int
-
-
-def proven(hits: Sequence[bool | float]) -> bool:
-    """Whether these shares are above RATE, by the lower bound of their interval."""
-    return len(hits) > 3 and share_interval([float(hit) for hit in hits], SURE).low > RATE
-
-
-def moved(signs: Sequence[int]) -> bool:
-    """Whether more go up (1) than down (-1), by more than RATE of all."""
-    up, down = signs.count(1), signs.count(-1)
-    return len(signs) > 3 and tango(up, down, len(signs), SURE).low > RATE
-
-
-def direction_of(one: float, other: float, gap: float) -> int:
-    """1 if the first number is notably above the other, -1 if below it, else 0."""
-    if equal(one, other) or abs(one - other) <= NOTABLE * gap:
-        return 0
-    return 1 if one > other else -1
 
 
 def judged_beside(tries: Tries, beside: Literal["right", "wrong"]) -> list[tuple[Try, float, float]]:

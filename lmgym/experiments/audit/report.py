@@ -6,14 +6,15 @@ from typing import Any
 
 from lmgym.core.visible import visible
 from lmgym.experiments.audit.audit import Audit
-from lmgym.experiments.audit.cases import REFERENCE
 from lmgym.experiments.audit.court import Try
 from lmgym.experiments.audit.findings import Verdict
-from lmgym.experiments.audit.probes import ATTACKS
-from lmgym.experiments.audit.rates import ENOUGH, RATE, Rates
+from lmgym.experiments.audit.rates import ENOUGH, Rates
 from lmgym.experiments.audit.rise import TOGETHER, Rise
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import decimal, shorten
+from lmgym.rewards.probing.cases import REFERENCE
+from lmgym.rewards.probing.probes import ATTACKS
+from lmgym.rewards.probing.proof import RATE
 from lmgym.stats.intervals import Interval
 
 TEXT = 60  # characters of an answer

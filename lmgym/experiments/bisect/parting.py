@@ -29,7 +29,8 @@ ORDER = (  # how a step comes to be; what stands earlier explains what stands la
     ("the learning rate", ("learning_rate",)),
 )  # fmt: skip
 PLACES = {name: place for place, (_, names) in enumerate(ORDER) for name in names}
-RECIPE = ("out", "logs", "checkpoint", "evaluation", "callbacks", "threads")  # keys that change no training step
+# Keys that change no training step.
+RECIPE = ("out", "logs", "reward_watch", "checkpoint", "evaluation", "callbacks", "threads")
 
 
 @dataclass(frozen=True)

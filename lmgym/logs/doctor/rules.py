@@ -44,6 +44,11 @@ def has(*columns: str) -> Callable[[History], bool]:
     return lambda history: any(column in history.columns for column in columns)
 
 
+def looked_at(history: History) -> bool:
+    """Whether a reward watch has looked at the stage."""
+    return any("/trick/" in column for column in history.columns)
+
+
 RULES = (
     Rule("entropy_collapse", policy.entropy_collapse, has("entropy")),
     Rule("entropy_growth", policy.entropy_growth, has("entropy")),
@@ -51,6 +56,7 @@ RULES = (
     Rule("rarely_earned", reward.rarely_earned, has("reward"), WINDOW),
     Rule("overfitting", reward.overfitting, has("reward"), held_out=lambda _: "reward"),
     Rule("reward_hacking", reward.reward_hacking, has("reward"), held_out=reward.goal_metric),
+    Rule("reward_hole", reward.reward_hole, looked_at, 1),
     Rule("repeated_phrases", reward.repeated_phrases, has("repeated")),
     Rule("equal_groups", reward.equal_groups, has("zero_variance_groups"), WINDOW),
     Rule("truncation", reward.truncation, has("truncated"), WINDOW),

@@ -25,6 +25,9 @@ that the metric must be able to have gained within its interval."""
 RARELY, FEW = 0.02, 2.0
 """Share of the answers that earn a reward, and their number in a step, below both of which there is hardly anything to
 learn from. frozen_lake begins at 0.014 of 256, which is 3.6, and learns."""
+HOLE, LOOKED_AT = 0.5, 48
+"""Share of the best answers that gain by a trick, less those that lose, in the newest looks of the reward watch that
+have so many answers together. A judge that tosses a coin gets there by one trick once in 2,800 times."""
 REPEATED = 0.5
 """Share of repeated runs of four tokens: human text is below 0.01, degenerate text above 0.4 (arXiv 1908.04319)."""
 ALWAYS_EVALUATED = (
@@ -104,6 +107,38 @@ def reward_hacking(history: History) -> Sign | None:
     )
     remedy = f"read the answers (rollouts.jsonl) and mend the function in rewards; early_stop on {name} ends such a run"
     return Sign("severe" if lower else "moderate", what, remedy, name, after[0], held_out=True)
+
+
+def reward_hole(history: History) -> Sign | None:
+    """The newest looks of the reward watch agree on a trick that raises the pay of the policy's best answers."""
+    found = dict[tuple[str, str], float]()
+    tried = dict[str, list[tuple[int, float]]]()
+    for column in history.columns:
+        reward = column.removeprefix("watch/").removesuffix("/answers")
+        if column != f"watch/{reward}/answers":
+            continue
+        # 1. The newest looks at this reward, as (place, answers), until there are enough answers.
+        counts, looks = history.columns[column], tried.setdefault(reward, [])
+        for place in range(len(counts) - 1, -1, -1):
+            if sum(count for _, count in looks) < LOOKED_AT and counts[place] > 0:
+                looks.append((place, counts[place]))
+        total = sum(count for _, count in looks)
+        # 2. What each trick has gained in all of them; of one that a look lacks nothing is said (NaN).
+        for name, own in history.columns.items():
+            if total >= LOOKED_AT and name.startswith(f"watch/{reward}/trick/"):
+                gain = math.fsum(own[place] * count for place, count in looks if place < len(own)) / total
+                if gain >= HOLE:
+                    found[reward, name] = gain
+    if not found:
+        return None
+    reward, name = max(found, key=lambda key: found[key])
+    trick, gain, looks = name.removeprefix(f"watch/{reward}/trick/"), found[reward, name], tried[reward]
+    what = (
+        f"'{reward}' pays the policy's best answers more when they are changed by the trick '{trick}': of the newest "
+        f"{sum(count for _, count in looks):g} that were tried, {gain:.0%} more gained than lost"
+    )
+    remedy = f"mend the function in rewards (`lmgym audit` says what the trick '{trick}' is, and tries the others)"
+    return Sign("severe", what, remedy, name, gain, HOLE, steps=len(looks))
 
 
 def repeated_phrases(history: History) -> Sign | None:

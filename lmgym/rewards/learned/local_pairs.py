@@ -6,7 +6,7 @@ from lmgym.rewards.base import Judgement
 from lmgym.rewards.groups import of_groups
 from lmgym.rewards.learned.choices import LocalJudge, Question
 from lmgym.rewards.learned.judge_prompts import Item, check_template
-from lmgym.rewards.learned.pairs import Against, Order, asked_pairs, pair_values
+from lmgym.rewards.learned.pairs import Against, Order, asked_pairs, moves_champion, pair_values
 from lmgym.rewards.learned.ranking import SYSTEM, lettered
 from lmgym.rewards.learned.scorers import Scorer, by_model
 from lmgym.types import Example
@@ -42,3 +42,6 @@ def judge_pairs(
     questions = [Question(system, template, Item(0, examples[number], "", lettered(order))) for number, order in asked]
     points = [shares[0] for shares in judge.probabilities(questions, (("A",), ("B",)))]
     return pair_values(texts, examples, against, asked, points)
+
+
+judge_pairs.keeps_champion = moves_champion  # type: ignore[attr-defined]

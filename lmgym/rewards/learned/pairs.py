@@ -1,4 +1,4 @@
-"""`endpoint_pairs`: a judge behind a chat endpoint compares answers to a prompt in pairs, or each with the reference.
+"""`endpoint_pairs`: a judge behind a chat endpoint compares answers to a prompt in pairs, or each with one champion.
 
 Judges like what stands first, or last. So each pair is asked about in both orders: a judge that looks at nothing but
 the place says "tie"."""
@@ -14,6 +14,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.processes.pool import Failure
 from lmgym.rewards.base import Judgement
+from lmgym.rewards.champions import champion_of
 from lmgym.rewards.groups import of_groups
 from lmgym.rewards.learned.endpoint import PatientJudge, ask_endpoint, judge_endpoint
 from lmgym.rewards.learned.judge_prompts import check_template
@@ -27,7 +28,7 @@ TEMPLATE = "Problem:\n{prompt}\n\n{answer}\n\nWhich solution is better? Answer A
 VERDICT = re.compile(r"\b(?:A|B|TIE|Tie|tie)\b")
 
 Pair = tuple[str, str]
-Against = Literal["group", "reference"]
+Against = Literal["group", "reference", "champion"]
 Order = Literal["both", "first", "second"]
 
 
@@ -57,8 +58,9 @@ def endpoint_pairs(
     against group: the probability to beat another answer of the group, by strengths of Bradley and Terry that fit all
     verdicts (stats/bradley_terry.py). `opponents`: with how many others each answer is compared (default: all), in a
     ring drawn from the example's id and the texts alone. against reference: the share of its comparisons with the
-    example's first reference that the answer wins, ties half; their mean is the win rate. `order: first` or `second`
-    asks about each pair once, with the answer (against reference) in that place.
+    example's first reference that the answer wins, ties half; their mean is the win rate. against champion: the same
+    with the best answer to the prompt so far (champions.py). `order: first` or `second` asks about each pair once, with
+    the answer (against reference or champion) in that place.
 
     Equal answers are shown once and get the same number. A group whose answers are all equal has nothing to compare and
     is not judged (None); an answer without a readable verdict is a Failure. The other arguments are those of
@@ -80,6 +82,14 @@ def endpoint_pairs(
 endpoint_pairs.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
 
 
+def moves_champion(*, against: Against = "group", **_: Any) -> bool:
+    """Whether these arguments of a reward of pairs ask for a moving champion."""
+    return against == "champion"
+
+
+endpoint_pairs.keeps_champion = moves_champion  # type: ignore[attr-defined]
+
+
 def asked_pairs(
     reward: str,
     texts: Sequence[Sequence[str]],
@@ -94,10 +104,11 @@ def asked_pairs(
         raise LmgymError(f"key 'rewards.{reward}.opponents' must be at least 1, not {opponents}")
     asked: list[tuple[int, Pair]] = []
     for number, (group, example) in enumerate(zip(texts, examples, strict=True)):
-        if against == "reference":
-            pairs = with_reference(reward, group, example)
-        else:
+        champion = opponent_of(reward, example, against)
+        if champion is None:
             pairs = in_group(group, example, opponents)
+        else:
+            pairs = [(text, champion) for text in sorted(set(group)) if text != champion]
         asked += [(number, (one, other)) for one, other in pairs if order != "second"]
         asked += [(number, (other, one)) for one, other in pairs if order != "first"]
     return asked
@@ -115,8 +126,26 @@ def pair_values(
     said: list[dict[Pair, float | Failure]] = [{} for _ in texts]
     for (number, order), point in zip(asked, points, strict=True):
         said[number][order] = point
-    value = against_reference if against == "reference" else by_strength
-    return [value(group, example, found) for group, example, found in zip(texts, examples, said, strict=True)]
+    values = []
+    for group, example, found in zip(texts, examples, said, strict=True):
+        champion = opponent_of("pairs", example, against)
+        values.append(by_strength(group, found) if champion is None else against_one(group, champion, found))
+    return values
+
+
+def opponent_of(reward: str, example: Example, against: Against) -> str | None:
+    """Whom each answer to the example is compared with; None: with the others of its group, as is a group whose prompt
+    has no champion yet. Raises LmgymError for an example without a reference, if that is asked for."""
+    if against == "group":
+        return None
+    if against == "champion":
+        return champion_of(example)
+    if not example.references:
+        raise LmgymError(
+            f"reward '{reward}' compares with the reference (against: reference), and example '{example.id}' has none; "
+            "write against: group, or against: champion"
+        )
+    return example.references[0]
 
 
 def in_group(group: Sequence[str], example: Example, opponents: int | None) -> list[Pair]:
@@ -132,16 +161,6 @@ def in_group(group: Sequence[str], example: Example, opponents: int | None) -> l
     return [(ring[one], ring[other]) for one, other in sorted(map(sorted, found))]
 
 
-def with_reference(reward: str, group: Sequence[str], example: Example) -> list[Pair]:
-    """Each distinct text that is not the reference itself, with the reference. Raises LmgymError without one."""
-    if not example.references:
-        raise LmgymError(
-            f"reward '{reward}' compares with the reference (against: reference), and example '{example.id}' has none; "
-            "write against: group"
-        )
-    return [(text, example.references[0]) for text in sorted(set(group)) if text != example.references[0]]
-
-
 def verdict(reply: str) -> float | Failure:
     """1 if the first of the two is better, 0 if the second is, 0.5 for a tie: the last word of the reply that says so.
 
@@ -152,7 +171,7 @@ def verdict(reply: str) -> float | Failure:
     return {"A": 1.0, "B": 0.0}.get(named[-1], 0.5)
 
 
-def by_strength(group: Sequence[str], example: Example, said: Mapping[Pair, float | Failure]) -> list[Judgement]:
+def by_strength(group: Sequence[str], said: Mapping[Pair, float | Failure]) -> list[Judgement]:
     """Each text's probability to beat another of the group; of verdicts that are missing, the others decide."""
     distinct = sorted(set(group))
     if len(distinct) < 2:
@@ -169,9 +188,9 @@ def by_strength(group: Sequence[str], example: Example, said: Mapping[Pair, floa
     return [values[place[text]] if place[text] in judged else failure for text in group]
 
 
-def against_reference(group: Sequence[str], example: Example, said: Mapping[Pair, float | Failure]) -> list[Judgement]:
-    """The share of its comparisons with the reference that each text wins; the reference itself ties."""
-    champion, values = example.references[0], dict[str, Judgement]()
+def against_one(group: Sequence[str], champion: str, said: Mapping[Pair, float | Failure]) -> list[Judgement]:
+    """The share of its comparisons with the champion that each text wins; the champion itself ties."""
+    values = dict[str, Judgement]()
     for text in set(group):
         found = [said.get((text, champion)), said.get((champion, text))]
         known = [points if first else 1.0 - points for first, points in zip((True, False), found, strict=True)

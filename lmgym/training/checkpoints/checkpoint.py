@@ -6,6 +6,7 @@
         optimizer.safetensors                               moments, by parameter
         algorithm.json                                      the algorithm's own state
         ahead.json                                          answers that were sampled ahead (engine.ahead)
+        champions.json                                      the best answers so far, if a reward compares with them
         state.json                                          format, stage, step, records, frozen copies, early stopping
         fingerprint.json                                    data, recipe, versions, machine: see resuming/fingerprint.py
         manifest.json                                       size and SHA-256 of each file above
@@ -47,10 +48,11 @@ def save(
     algorithm: Mapping[str, Any],
     state: Mapping[str, Any],
     fingerprint: Mapping[str, Any],
-    ahead: Mapping[str, Any] | None = None,
+    parts: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     """Write one checkpoint below `folder` atomically; returns its path. `moments` are the optimizer's; `algorithm`,
-    `state` (with "stage" and "step"), `fingerprint` and `ahead` are plain JSON. Raises LmgymError if the disk is full;
+    `state` (with "stage" and "step"), `fingerprint` and `parts` (by the name of their file; empty ones are left out)
+    are plain JSON. Raises LmgymError if the disk is full;
     earlier checkpoints are left as they were."""
     path = folder / _name(state["stage"], state["step"])
 
@@ -58,8 +60,9 @@ def save(
         policy.save(hidden)
         save_file(dict(moments), hidden / "optimizer.safetensors")
         (hidden / "algorithm.json").write_text(json.dumps(algorithm))
-        if ahead:
-            (hidden / "ahead.json").write_text(json.dumps(ahead))
+        for name, part in (parts or {}).items():
+            if part:
+                (hidden / f"{name}.json").write_text(json.dumps(part))
         (hidden / "state.json").write_text(json.dumps({**state, "format": FORMAT}))
         (hidden / "fingerprint.json").write_text(json.dumps(fingerprint, indent=1, sort_keys=True))
         manifest.write(hidden)
@@ -198,9 +201,10 @@ def read_algorithm(path: Path) -> dict[str, Any]:
     return _read_json(path / "algorithm.json")
 
 
-def read_ahead(path: Path) -> dict[str, Any]:
-    """The answers in a checkpoint that were sampled ahead; empty if there are none."""
-    return _read_json(path / "ahead.json") if (path / "ahead.json").exists() else {}
+def read_part(path: Path, name: str) -> dict[str, Any]:
+    """A part of a checkpoint that not every run has, such as the answers that were "ahead"; empty without it."""
+    file = path / f"{name}.json"
+    return _read_json(file) if file.exists() else {}
 
 
 def moments(optimizer: torch.optim.Optimizer, keep: bool = True) -> dict[str, torch.Tensor]:

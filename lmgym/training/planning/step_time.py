@@ -116,7 +116,7 @@ def moving_share(stage: Stage, policy: Policy, episodes: Sequence[Episode]) -> f
     algorithm = copy.deepcopy(stage.algorithm)  # a baseline that moves stays where it is
     required = algorithm.requirements
     columns = required.values, required.reference, required.teacher, required.served_teacher, required.greedy
-    if any((*columns, required.squared_probabilities, required.reward_components, algorithm.whole_batch)):
+    if any((*columns, required.distribution_sums, required.reward_components, algorithm.whole_batch)):
         return 1.0
     if not stage.source.samples:
         return 1.0

@@ -4,8 +4,8 @@ that of a right one. One small function for each; it returns None where it canno
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lmgym.experiments.audit.cases import Case
 from lmgym.rewards.maths.final_answer import normalise_number
+from lmgym.rewards.probing.cases import Case
 
 Write = Callable[[Case], str | None]
 AROUND = 3  # wrong numbers on either side of the right one

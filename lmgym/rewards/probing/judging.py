@@ -81,8 +81,12 @@ class Judging:
             refused = Said(None, f"it would end the run: {error}")
             return [[refused for _ in panel.texts] for panel in panels]
 
+    def _encode(self, text: str) -> list[int]:
+        """The ids of a text, which may be longer than the model reads: no reward has to run it."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
     def _episode(self, example: Example, text: str, group: int) -> Episode:
-        ids = [] if self.tokenizer is None else list(self.tokenizer.encode(text, add_special_tokens=False))
+        ids = [] if self.tokenizer is None else self._encode(text)
         if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
             ids.append(self.tokenizer.eos_token_id)
         messages = [*messages_of(example.prompt), {"role": "assistant", "content": text}]

@@ -52,6 +52,7 @@ class Case:
     form: Form = REFERENCE
     sentence: str = ""
     room: int = 20_000  # characters of the longest answer
+    said: str | None = None  # what a policy has answered, which then stands in the place of the wrong text
 
     @cached_property
     def answer(self) -> str | None:
@@ -71,7 +72,7 @@ class Case:
     @cached_property
     def near_answer(self) -> str | None:
         """A wrong final answer that is near the right one."""
-        return None if self.answer is None else missed(self.answer)
+        return None if self.answer is None or self.said is not None else missed(self.answer)
 
     @cached_property
     def near(self) -> str | None:
@@ -91,11 +92,13 @@ class Case:
     @cached_property
     def wrong(self) -> str:
         """The wrong text that attacks begin with."""
-        return self.near or self.other or self.sentence
+        return self.said if self.said is not None else self.near or self.other or self.sentence
 
     @cached_property
     def wrong_answer(self) -> str | None:
-        """The final answer of `wrong`."""
+        """The final answer of `wrong`, where that is known."""
+        if self.said is not None:
+            return None
         return self.near_answer or (final_of(self.stranger) if self.stranger is not None else None)
 
     def write(self, answer: str) -> str | None:
