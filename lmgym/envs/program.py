@@ -16,8 +16,8 @@ from lmgym.core import registry
 from lmgym.core.constraints import PositiveFloat, PositiveInt
 from lmgym.core.errors import LmgymError, represent, shortened
 from lmgym.core.validation import Section
-from lmgym.envs.base import Branch, Heard, Step
-from lmgym.envs.replies import reply_of, with_tools
+from lmgym.envs.base import Heard, Step
+from lmgym.envs.replies import reply_of, step_of
 from lmgym.envs.vector import reward_number
 from lmgym.gateway.server import gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
@@ -164,12 +164,7 @@ class AgentProgram(Section):
         """The request as a step of the environment."""
         if self._tree.count >= self.max_turns:
             return Step(truncated=True)
-        place, said = self._tree.place(request), self._tree.messages(request)
-        messages, template = with_tools(said, request, self.tool_prompt)
-        covered = place.covered + (len(messages) - len(said) if place.turn is not None else 0)
-        forks = self._tree.count > 0 and place.turn != self._tree.count - 1
-        branch = Branch(place.turn, covered, request.stop, template, request.bare)
-        return Step(messages, branch=branch, info={"forks": float(forks)})
+        return step_of(request, self._tree, self.tool_prompt)
 
     def _earned(self, outcome: Outcome) -> float:
         """The reward that the program has printed. Raises RuntimeError for a program that failed."""
