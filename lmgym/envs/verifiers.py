@@ -30,8 +30,8 @@ NO_LIMIT = 1e9  # seconds by the clock in which a task wants to be done: the pol
 @dataclass(kw_only=True)
 class Verifiers(Section):
     """An episode of a taskset of verifiers, as a plain chat: no programs, no tools, one agent. Its reward, the weighted
-    sum of the taskset's rewards, comes with the last turn; `Step.info` has each reward and metric by its name. A request
-    that changes the past begins a branch, as in a session of env agent.
+    sum of the taskset's rewards, comes with the last turn; `Step.info` has each reward and metric by its name. A
+    request that changes the past begins a branch, as in a session of env agent.
 
     - `taskset`: the id, which is the name of an installed module; `config`: its keys, `task` among them.
     - `environment`: the id of an environment of verifiers, if not the taskset's own or a single agent;

@@ -63,7 +63,10 @@ def forgets(draw: random.Random, turns: int) -> None:
     messages = [user("2+2?")]
     said = ask(messages, [])
     ask([*messages, said, user("kept?")], [])
-    ask([*messages, {"role": "assistant", "content": said["content"].rpartition("</think>")[2].strip()}, user("lost?")], [])
+    ask(
+        [*messages, {"role": "assistant", "content": said["content"].rpartition("</think>")[2].strip()}, user("lost?")],
+        [],
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from lmgym.envs.program import AgentProgram
 from lmgym.envs.vector import InProcess
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models.policy import Policy
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import collect
 from lmgym.types import Episode, Example
@@ -55,8 +54,7 @@ def check_ids(tokenizer: Any, episode: Episode) -> None:
 def gaps(model: Any, episode: Episode) -> torch.Tensor:
     """The captured log-probabilities of all tokens less those of a teacher-forced pass."""
     expected = [
-        forced(model, before, turn, TEMPERATURE)
-        for turn, before in zip(episode.turns, contexts(episode), strict=True)
+        forced(model, before, turn, TEMPERATURE) for turn, before in zip(episode.turns, contexts(episode), strict=True)
     ]
     return torch.tensor([own for turn in episode.turns for own in turn.logprobs]) - torch.cat(expected)
 

@@ -228,7 +228,9 @@ def session_run(folder: Path) -> Path:
         before = [] if parent is None else whole[parent]
         goes_on = parent is not None and parent == number - 1
         new, actions = [1, *ids_of(tokenizer, f"user\n{asked}\n"), 1], [*ids_of(tokenizer, answer), 0]
-        turns.append(Turn([*([] if goes_on else before), *new], actions, [-0.5] * len(actions), answer, restart=not goes_on))
+        turns.append(
+            Turn([*([] if goes_on else before), *new], actions, [-0.5] * len(actions), answer, restart=not goes_on)
+        )
         whole.append([*before, *new, *actions])
     turns[-1].reward = 1.0
     rows, first = list[TraceRow](), 0

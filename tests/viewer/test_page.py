@@ -683,7 +683,9 @@ def test_a_session_is_drawn_as_a_tree(browser: Any, tmp_path: Path) -> None:
         count = "return document.querySelectorAll(arguments[0]).length"
         assert [page.script(count, f".session .{kind}") for kind in ("dot", "lanes", "east")] == [6, 6, 3]
         # No token stands twice, and what a row repeats of another is left out.
-        places = page.script("return [...document.querySelectorAll('.token')].map(t => t.dataset.row + '.' + t.dataset.place)")
+        places = page.script(
+            "return [...document.querySelectorAll('.token')].map(t => t.dataset.row + '.' + t.dataset.place)"
+        )
         assert len(places) == len(set(places))
         assert page.script("return document.querySelectorAll('.tokens')[6].innerText").startswith("<|im_start|>user")
         page.click(".session li:nth-child(5) button")
