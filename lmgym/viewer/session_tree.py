@@ -45,8 +45,8 @@ def session_tree(rows: Sequence[TraceRow]) -> list[dict[str, Any]]:
         lane = next((place for place, until in enumerate(free) if until <= begins), len(free))
         free[lane : lane + 1] = [own[-1].number]  # a later branch from its last turn may go straight on
         for turn in own:
-            behind = (None, 0) if parent is None else (parent.number, len(parent.end) // row.tokens.itemsize)
-            found.append(TreeTurn(turn.number, number, *behind, lane, reason))
+            new = len(parent.end) // row.tokens.itemsize if parent is not None else 0
+            found.append(TreeTurn(turn.number, number, parent and parent.number, new, lane, reason))
             parent, reason = turn, ""
         ends += own
     return [asdict(turn) for turn in found]

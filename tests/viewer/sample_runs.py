@@ -246,7 +246,8 @@ def session_run(folder: Path) -> Path:
         turns=[TraceTurn(text=turn.text, reward=turn.reward, restart=turn.restart) for turn in turns], rows=rows,
     )  # fmt: skip
     columns: dict[str, Any] = {
-        "index": [0], "group": [0], "example": ["sums/0"], "score": [1.0], "length": [sum(len(row.actions) for row in rows)],
+        "index": [0], "group": [0], "example": ["sums/0"], "score": [1.0],
+        "length": [sum(len(row.actions) for row in rows)],
         "turns": [len(turns)], "truncated": [False], "selected": [True], "reason": [""], "error": [""], "version": [0],
         "surprise": [0.5], "kept": [True], "reward_components": {},
     }  # fmt: skip
