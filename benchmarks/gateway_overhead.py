@@ -78,7 +78,7 @@ ENVS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     arguments = parsed()
-    seconds: dict[str, list[float]] = {name: [] for name in ENVS}
+    seconds, processor = ({name: list[float]() for name in ENVS} for _ in range(2))
     with tempfile.TemporaryDirectory() as out, ExitStack() as stack:
         console = stack.enter_context(Console(quiet=True))
         stages = {}
@@ -88,14 +88,15 @@ def main() -> None:
         for number in range(arguments.warmup + arguments.rounds):
             said = {}
             for name, stage in stages.items():
-                began = time.perf_counter()
+                began = time.perf_counter(), time.process_time()
                 said[name] = one_step(stage)
                 if number >= arguments.warmup:
-                    seconds[name].append(time.perf_counter() - began)
+                    seconds[name].append(time.perf_counter() - began[0])
+                    processor[name].append(time.process_time() - began[1])
             for name, own in said.items():
                 if own != said["conversation"]:
                     sys.exit(f"{name} and conversation have sampled other tokens in step {number + 1}: no comparison")
-    report(seconds, arguments)
+    report(seconds, processor, arguments)
 
 
 def parsed() -> argparse.Namespace:
@@ -138,13 +139,18 @@ def one_step(stage: StageRun) -> list[list[int]]:
     return [turn.action_ids for answer in answers for turn in answer.turns]
 
 
-def report(seconds: dict[str, list[float]], arguments: argparse.Namespace) -> None:
-    print("| the conversation is said by | seconds a step | times as long (range over the rounds) |\n|---|---|---|")
+def report(seconds: dict[str, list[float]], processor: dict[str, list[float]], arguments: argparse.Namespace) -> None:
+    """Seconds by the clock; those of the processor are of the training process alone, without the programs."""
+    print("| the conversation is said by | s a step | times as long (range over the rounds) | processor s |")
+    print("|---|---|---|---|")
     for name, own in seconds.items():
-        print(f"| {name} | {statistics.median(own):.3f} | {reports.ratio(own, seconds['conversation'])} |")
+        ratio = reports.ratio(own, seconds["conversation"])
+        print(f"| {name} | {statistics.median(own):.3f} | {ratio} | {statistics.median(processor[name]):.3f} |")
     ratios = [one / other for one, other in zip(seconds["function"], seconds["conversation"], strict=True)]
     held = "is" if statistics.median(ratios) < MOST else "is NOT"
-    print(f"\nThe function's overhead {held} below {100 * (MOST - 1):.0f} % of a step (median of {len(ratios)} rounds).")
+    print(
+        f"\nThe function's overhead {held} below {100 * (MOST - 1):.0f} % of a step (median of {len(ratios)} rounds)."
+    )
     print(f"{arguments.model}, {arguments.threads} threads, 24 conversations of 4 turns of {arguments.tokens} tokens")
 
 

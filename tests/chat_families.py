@@ -125,8 +125,16 @@ def contexts(episode: Episode) -> list[list[int]]:
 
 
 @torch.no_grad()
-def forced(model: Any, before: Sequence[int], turn: Turn, temperature: float) -> torch.Tensor:
-    """The log-probabilities of a turn's tokens by one pass of plain transformers over all tokens up to its end."""
-    logits = model(torch.tensor([[*before, *turn.action_ids]])).logits[0] / temperature
-    span = torch.arange(len(before), len(before) + len(turn.action_ids))
-    return logits.log_softmax(-1)[span - 1, torch.tensor(turn.action_ids)]
+def forced(model: Any, episode: Episode, temperature: float) -> torch.Tensor:
+    """The log-probabilities of all tokens that were sampled, by one pass of plain transformers over each row."""
+    found = []
+    for row in episode.rows():
+        ids, places = list[int](), list[int]()
+        for turn in row:
+            ids += turn.prompt_ids
+            places += range(len(ids), len(ids) + len(turn.action_ids))
+            ids += turn.action_ids
+        hidden = model.base_model(torch.tensor([ids])).last_hidden_state[0, torch.tensor(places) - 1]
+        logits = model.get_output_embeddings()(hidden) / temperature
+        found.append(logits.log_softmax(-1)[torch.arange(len(places)), torch.tensor(ids)[places]])
+    return torch.cat(found)
