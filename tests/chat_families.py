@@ -70,7 +70,10 @@ class Family:
             bos_token_id=1, eos_token_id=tokenizer.eos_token_id, pad_token_id=0, **self.more,
         )  # fmt: skip
         torch.manual_seed(0)
-        return Policy(sharpen(AutoModelForCausalLM.from_config(config), 0.12), tokenizer)
+        model = sharpen(AutoModelForCausalLM.from_config(config), 0.12)
+        with torch.no_grad():  # so that many answers end by themselves
+            model.get_output_embeddings().weight[tokenizer.eos_token_id] *= 8
+        return Policy(model, tokenizer)
 
 
 CHATML = ("<|im_start|>", "<|im_end|>")

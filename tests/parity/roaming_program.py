@@ -43,7 +43,9 @@ def roams(draw: random.Random, turns: int) -> None:
             messages = [*past, question]
             if way > 0.9:  # an answer that the policy never gave
                 changed = draw.choice([place for place, one in enumerate(past) if one["role"] == "assistant"])
-                messages[changed] = {"role": "assistant", "content": f"changed {number}"}
+                # What the policy has said behind it, it has not said behind this: only its words are left.
+                later = [{"role": one["role"], "content": one["content"]} for one in messages[changed + 1 :]]
+                messages[changed:] = [{"role": "assistant", "content": f"changed {number}"}, *later]
         paths.append(([*messages, ask(messages, tools)], tools))
 
 
