@@ -72,7 +72,7 @@ class Family:
         torch.manual_seed(0)
         model = sharpen(AutoModelForCausalLM.from_config(config), 0.12)
         with torch.no_grad():  # so that many answers end by themselves
-            model.get_output_embeddings().weight[tokenizer.eos_token_id] *= 8
+            model.get_output_embeddings().weight[tokenizer.eos_token_id] *= 4
         return Policy(model, tokenizer)
 
 

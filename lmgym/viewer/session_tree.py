@@ -50,8 +50,8 @@ def session_tree(rows: Sequence[TraceRow]) -> list[dict[str, Any]]:
         lane = next((place for place, until in enumerate(free) if until <= begins), len(free))
         free[lane : lane + 1] = [own[-1].number]  # a later branch from its last turn may go straight on
         for turn in own:
-            new = len(parent.end) if parent is not None else 0
-            found.append(TreeTurn(turn.number, number, parent and parent.number, new, lane, reason))
+            behind = (parent.number, len(parent.end)) if parent is not None else (None, 0)
+            found.append(TreeTurn(turn.number, number, behind[0], behind[1], lane, reason))
             parent, reason = turn, ""
         earlier += own
     return [asdict(turn) for turn in found]
