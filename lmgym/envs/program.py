@@ -10,23 +10,28 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 from lmgym.core import registry
 from lmgym.core.constraints import PositiveFloat, PositiveInt
 from lmgym.core.errors import LmgymError, represent, shortened
-from lmgym.core.validation import Section
-from lmgym.envs.base import Branch, Heard, Step
-from lmgym.envs.replies import reply_of, with_tools
+from lmgym.core.validation import Section, check_arguments
+from lmgym.envs.base import Heard, Step
+from lmgym.envs.replies import reply_of, step_of
 from lmgym.envs.vector import reward_number
 from lmgym.gateway.server import gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
 from lmgym.gateway.wire import SAMPLING, Answer, ChatRequest, Refused
-from lmgym.processes.keeper import Outcome, Program
+from lmgym.processes.container import Container
+from lmgym.processes.keeper import Outcome, Program, Start, start_command
 from lmgym.processes.nursery import Nursery
 from lmgym.types import BarePrompt, Example, Prompt
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+GIVEN = (  # of its variables, those that a container gets
+    *("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
+    *("LMGYM_SEED", "PYTHONHASHSEED", "NO_PROXY", "no_proxy"),
+)
 LOCAL = "127.0.0.1,localhost"  # never asked through a proxy
 
 
@@ -47,6 +52,8 @@ class AgentProgram(Section):
     - `max_turns`: most turns of the policy in an episode, which is then truncated, and the program killed.
     - `parallel`: how many programs work at the same time; the others wait to start, or for their replies.
     - `output_mib`: most that it may write to its output and errors.
+    - `sandbox`: a container for each episode, such as {docker: python:3.12}: the keys of `Container`
+      (processes/container.py).
     - `tool_prompt`: `template` gives the schemas of a request's tools to the chat template; `system` puts them, and how
       to call a tool, into the system message.
     - `ignored`: fields of requests without effect, such as temperature, on which the recipe decides. Any other field
@@ -65,6 +72,7 @@ class AgentProgram(Section):
     max_turns: PositiveInt = 100
     parallel: PositiveInt = 16
     output_mib: PositiveInt = 16
+    sandbox: dict[str, Any] | None = None
     tool_prompt: Literal["template", "system"] = "template"
     ignored: list[str] = field(default_factory=list)
 
@@ -78,9 +86,15 @@ class AgentProgram(Section):
                 raise LmgymError("env has a command and a function; leave one of them out")
             if not FUNCTION.fullmatch(self.function):
                 raise LmgymError(f"key 'env.function' is '{self.function}'; write my_module:my_function")
-        elif not self.command or not shutil.which(self.command[0]):
+        elif not self.command or (self.sandbox is None and not shutil.which(self.command[0])):
             name = self.command[0] if self.command else ""
             raise LmgymError(f"key 'env.command': there is no program '{name}'; write [python, my_agent.py] or so")
+        self._container: Container | None = None
+        if self.sandbox is not None:
+            if self.function is not None:
+                raise LmgymError("env.sandbox runs a command; a function runs without it (env.function)")
+            self._container = Container(**check_arguments(Container, self.sandbox, "env.sandbox", given=0))
+            self._container.check()
         if unknown := [name for name in self.ignored if name not in SAMPLING]:
             raise LmgymError(f"key 'env.ignored' may name {', '.join(SAMPLING)}, not '{unknown[0]}'")
         self._program: Program | None = None
@@ -91,10 +105,11 @@ class AgentProgram(Section):
         self.close()
         self._tree, self._mailbox, self._left = Tree(), Mailbox[Outcome](), self.seconds
         self._address, key = gateway_of(os.getpid()).open(self._mailbox, tuple(self.ignored))
+        variables = _variables(self._address, key, seed)
         start = partial(
             Program,
-            self._command() if self.function is None else _nursery(os.getpid(), self.function).start,
-            _variables(self._address, key, seed),
+            self._start() if self.function is None else _nursery(os.getpid(), self.function).start,
+            variables if self._container is None else self._container.variables(variables, GIVEN),
             json.dumps(example.to_json()).encode() + b"\n",
             self.output_mib * 2**20,
             self._mailbox.end,
@@ -107,8 +122,10 @@ class AgentProgram(Section):
         self.template, self.stop = step.branch.template, step.branch.stop
         return BarePrompt(step.messages[0]["content"]) if step.branch.bare else list(step.messages)
 
-    def _command(self) -> list[str]:
-        return [os.path.abspath(str(shutil.which(self.command[0]))), *map(_full, self.command[1:])]
+    def _start(self) -> list[str] | Start:
+        if self._container is None:
+            return [os.path.abspath(str(shutil.which(self.command[0]))), *map(_full, self.command[1:])]
+        return partial(start_command, *self._container.command(self.command, GIVEN))
 
     def hear(self, turn: Heard) -> None:
         """The tokens of the turn that `step` gets next."""
@@ -164,12 +181,7 @@ class AgentProgram(Section):
         """The request as a step of the environment."""
         if self._tree.count >= self.max_turns:
             return Step(truncated=True)
-        place, said = self._tree.place(request), self._tree.messages(request)
-        messages, template = with_tools(said, request, self.tool_prompt)
-        covered = place.covered + (len(messages) - len(said) if place.turn is not None else 0)
-        forks = self._tree.count > 0 and place.turn != self._tree.count - 1
-        branch = Branch(place.turn, covered, request.stop, template, request.bare)
-        return Step(messages, branch=branch, info={"forks": float(forks)})
+        return step_of(request, self._tree, self.tool_prompt)
 
     def _earned(self, outcome: Outcome) -> float:
         """The reward that the program has printed. Raises RuntimeError for a program that failed."""

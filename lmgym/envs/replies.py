@@ -4,11 +4,26 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from lmgym.envs.base import Branch, Step
 from lmgym.envs.conversation import HOW_TO_CALL
 from lmgym.envs.tools.calls import Call
 from lmgym.envs.tools.parsing import parse_calls, text_before_calls
+from lmgym.gateway.session import Tree
 from lmgym.gateway.wire import ChatRequest, Reply, Said
 from lmgym.types import Message
+
+
+def step_of(request: ChatRequest, tree: Tree, tool_prompt: str = "template") -> Step:
+    """The request as a step of an environment, which goes on where the session's tree says. Raises Refused for calls of
+    tools that are not this session's.
+
+    Example: step_of(ChatRequest((Said("user", "2+2="),)), Tree()).branch -> Branch()"""
+    place, said = tree.place(request), tree.messages(request)
+    messages, template = with_tools(said, request, tool_prompt)
+    covered = place.covered + (len(messages) - len(said) if place.turn is not None else 0)
+    forks = tree.count > 0 and place.turn != tree.count - 1
+    branch = Branch(place.turn, covered, request.stop, template, request.bare)
+    return Step(messages, branch=branch, info={"forks": float(forks)})
 
 
 def with_tools(

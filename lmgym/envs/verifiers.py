@@ -16,7 +16,10 @@ from lmgym.core.errors import LmgymError, describe
 from lmgym.core.validation import Section
 from lmgym.envs.base import Step, library
 from lmgym.envs.global_random import OwnRandomState
-from lmgym.envs.verifiers_episode import ModelRequest, VerifiersEpisode
+from lmgym.envs.replies import reply_of, step_of
+from lmgym.envs.verifiers_episode import VerifiersEpisode
+from lmgym.gateway.session import Tree, Waiting
+from lmgym.gateway.wire import Answer
 from lmgym.types import Example, Message
 
 VERSION = "0.4."  # of verifiers; how it runs an episode changes from one such version to the next
@@ -27,7 +30,8 @@ NO_LIMIT = 1e9  # seconds by the clock in which a task wants to be done: the pol
 @dataclass(kw_only=True)
 class Verifiers(Section):
     """An episode of a taskset of verifiers, as a plain chat: no programs, no tools, one agent. Its reward, the weighted
-    sum of the taskset's rewards, comes with the last turn; `Step.info` has each reward and metric by its name.
+    sum of the taskset's rewards, comes with the last turn; `Step.info` has each reward and metric by its name. A
+    request that changes the past begins a branch, as in a session of env agent.
 
     - `taskset`: the id, which is the name of an installed module; `config`: its keys, `task` among them.
     - `environment`: the id of an environment of verifiers, if not the taskset's own or a single agent;
@@ -68,42 +72,28 @@ class Verifiers(Section):
         self._random = OwnRandomState(seed)
         self._episode = episode = VerifiersEpisode(loaded.env, task, loaded.role)
         asked = self._random.call(episode.start)
-        if not isinstance(asked, ModelRequest):
+        if not isinstance(asked, Waiting):
             raise RuntimeError("the episode ended before its first request to the model")
-        self._seen = asked.messages
-        return [dict(message) for message in self._seen]
+        self._asked, self._tree = asked.request, Tree()
+        return step_of(self._asked, self._tree).messages
 
     def step(self, text: str, stop: str) -> Step:
         episode = self._episode
         if episode is None:
             raise RuntimeError("step() before reset()")
-        after = self._random.call(lambda: episode.answer(text, stop))
-        if not isinstance(after, ModelRequest):
-            cut = stop == "context" or str(after.stop_condition).startswith("max_")
-            return Step(reward=after.reward, terminated=not cut, truncated=cut, info=_scores(after))
-        # What the policy has read and written stays as it is, token by token; new messages follow.
-        said = [*self._seen, {"role": "assistant", "content": text}]
-        if not follows(said, after.messages):
-            raise RuntimeError(
-                "a request to the model does not begin with the conversation so far (its history was rewritten, or "
-                "a second conversation began); lmgym trains one growing conversation"
-            )
-        self._seen = after.messages
-        return Step([dict(message) for message in after.messages[len(said) :]])
+        answer = Answer(self._tree.count, [reply_of(text, stop, self._asked, self._tree.count)])
+        self._tree.record(self._asked, answer.replies[0].said, text)
+        after = self._random.call(lambda: episode.answer(answer, full=stop == "context"))
+        if isinstance(after, Waiting):
+            self._asked = after.request
+            return step_of(self._asked, self._tree)
+        cut = stop == "context" or str(after.stop_condition).startswith("max_")
+        return Step(reward=after.reward, terminated=not cut, truncated=cut, info=_scores(after))
 
     def close(self) -> None:
         if self._episode is not None:
             self._episode.close()
             self._episode = None
-
-
-def follows(so_far: Sequence[Message], messages: Sequence[Message]) -> bool:
-    """Whether `messages` are those so far and at least one more, which is not the assistant's.
-
-    Example: follows([{"role": "user", "content": "2+2="}], [{"role": "user", "content": "2+3="}]) -> False"""
-    new = messages[len(so_far) :]
-    same = list(messages[: len(so_far)]) == list(so_far)
-    return same and bool(new) and all(message["role"] != "assistant" for message in new)
 
 
 @dataclass(frozen=True)

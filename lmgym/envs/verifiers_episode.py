@@ -1,39 +1,30 @@
-"""One episode of verifiers, as a conversation that waits for its answers (envs/verifiers.py).
+"""One episode of verifiers, as a session of the gateway that waits for its answers (envs/verifiers.py).
 
 verifiers asks a model for answers; lmgym asks an environment for steps. So the episode runs in an event loop in a
-thread, and each of its requests to the model waits there for the policy's next turn. All episodes of a process share
-that loop; one of them works at a time, while `start`, `answer` or `close` waits for it."""
+thread, and each of its requests to the model waits in the session's mailbox for the policy's next turn. It comes there
+without the gateway's server, since verifiers has one of its own on loopback. All episodes of a process share that
+loop; one of them works at a time, while `start`, `answer` or `close` waits for it."""
 
 import asyncio
 import concurrent.futures
 import contextlib
 import copy
 import os
-import queue
 import resource
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NoReturn
 
 from lmgym.core.errors import LmgymError
-from lmgym.types import Message
+from lmgym.gateway.chat import CHAT
+from lmgym.gateway.session import Mailbox, Waiting
+from lmgym.gateway.wire import SAMPLING, Answer
 
 CLOSING_SECONDS = 5.0
 FILES_EACH, FILES_ELSE = 3, 128  # open files of an episode: its server, and both ends of its request; of all else
 NO_PROGRAMS = "the task runs programs or uses files, and env verifiers gives it no machine for that"
 USES_MACHINE = ("run", "open_process", "run_background", "write", "read", "expose")  # methods of a runtime
-
-
-@dataclass
-class ModelRequest:
-    """What verifiers asks the model. `answered` gets the answer and why it ended, in the loop of the episode's thread.
-
-    Example: ModelRequest([{"role": "user", "content": "2+2="}], loop.create_future())"""
-
-    messages: list[Message]
-    answered: asyncio.Future[tuple[str, str]]
 
 
 class VerifiersEpisode:
@@ -44,13 +35,13 @@ class VerifiersEpisode:
 
     Example:
         episode = VerifiersEpisode(env, task, "agent")
-        request = episode.start()                # a ModelRequest
-        trace = episode.answer("4", "eos")       # the trace of the finished episode"""
+        waiting = episode.start()               # a Waiting, with its request
+        trace = episode.answer(Answer(0, [Reply(Said("assistant", "4"), "stop")]))  # of the finished episode"""
 
     def __init__(self, env: Any, task: Any, role: str) -> None:
         self._env, self._task, self._role = env, task, role
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()  # requests, then a trace or an exception
-        self._request: ModelRequest | None = None  # the one that waits
+        self._mailbox = Mailbox[Any]()  # requests, then a trace or an exception
+        self._waiting: Waiting | None = None
         self._full = False  # the model's context is: it cannot be asked again
         self._running: concurrent.futures.Future[None] | None = None
 
@@ -67,25 +58,27 @@ class VerifiersEpisode:
         self._running = asyncio.run_coroutine_threadsafe(self._run(), _loop(os.getpid()))
         return self._next()
 
-    def answer(self, text: str, stop: str) -> Any:
-        """The next request after this answer, or the trace of the episode that is over."""
-        assert self._request is not None
-        self._full = stop == "context"
-        self._request.answered.get_loop().call_soon_threadsafe(_answer, self._request, text, stop)
+    def answer(self, answer: Answer, full: bool = False) -> Any:
+        """The next request after this answer, or the trace of the episode that is over. `full`: the model's context is,
+        so nothing more can be asked."""
+        assert self._waiting is not None
+        self._full = full
+        if self._waiting.answered.set_running_or_notify_cancel():  # the episode may have given it up
+            self._waiting.answered.set_result(answer)
         return self._next()
 
     def close(self) -> None:
         """End the episode, if it is not over."""
         if self in _alive and self._running is not None:
             self._running.cancel()
-            with contextlib.suppress(queue.Empty):  # wait until it has ended, but not forever
-                self._events.get(timeout=CLOSING_SECONDS)
+            with contextlib.suppress(TimeoutError):  # wait until it has ended, but not forever
+                self._mailbox.take().result(CLOSING_SECONDS)
         _alive.discard(self)
 
     def _next(self) -> Any:
-        event = self._events.get()  # the time limit is that of a worker process
-        self._request = event if isinstance(event, ModelRequest) else None
-        if self._request is None:
+        event = self._mailbox.take().result()  # the time limit is that of a worker process
+        self._waiting = event if isinstance(event, Waiting) else None
+        if self._waiting is None:
             _alive.discard(self)
         if isinstance(event, BaseException):
             raise event
@@ -96,7 +89,7 @@ class VerifiersEpisode:
             event = await self._play()
         except BaseException as error:
             event = error
-        self._events.put(event)
+        self._mailbox.end(event)
 
     async def _play(self) -> Any:
         """Play the episode and return its trace."""
@@ -157,17 +150,11 @@ class VerifiersEpisode:
         return ProgramResult(exit_code=int(failed), stdout="", stderr=said if failed else "")
 
     async def get_response(self, dialect: Any, body: Mapping[str, Any], *given: Any, **more: Any) -> Any:
-        """The model's answer to a request (`Client.get_response`): the policy's next turn."""
-        messages: list[Message] = [{"role": o["role"], "content": _text(o.get("content"))} for o in body["messages"]]
-        request = ModelRequest(messages, asyncio.get_running_loop().create_future())
-        self._events.put(request)
-        text, stop = await request.answered
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text},
-            "finish_reason": "length" if stop in ("length", "context") else "stop",
-        }
-        raw = {"id": "0", "created": 0, "model": "policy", "object": "chat.completion", "choices": [choice]}
+        """The model's answer to a request (`Client.get_response`): the policy's next turn. Raises Refused for what the
+        gateway does not support."""
+        waiting = Waiting(CHAT.read(body, SAMPLING))
+        self._mailbox.put(waiting)
+        raw = CHAT.body(await asyncio.wrap_future(waiting.answered), "policy")
         response = dialect.parse_response(dialect.validate_response(raw))
         response.raw = raw
         return response
@@ -182,19 +169,6 @@ def _loop(process: int) -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop
-
-
-def _answer(request: ModelRequest, text: str, stop: str) -> None:
-    if not request.answered.done():  # the episode may have given it up
-        request.answered.set_result((text, stop))
-
-
-def _text(content: Any) -> str:
-    """A message's content, which may come in parts."""
-    parts = [{"type": "text", "text": content or ""}] if isinstance(content, str | None) else content
-    if any(part["type"] != "text" for part in parts):
-        raise ValueError("a message holds a picture, which lmgym's environments cannot show")
-    return "\n".join(part["text"] for part in parts)
 
 
 async def _nothing(*given: Any, **more: Any) -> None:

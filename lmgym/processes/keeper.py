@@ -4,6 +4,7 @@ has left behind and removes the folder.
 The keeper ends when the program does, or when its owner closes the pipe to it or is gone, however that happened."""
 
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ sys.path[:] = sys.argv[2].split(os.pathsep)
 from lmgym.processes.keeper import keep
 keep()
 """
+AFTERWARDS = 60.0
 NOT_STARTED = 127  # exit status, as a shell's
 
 
@@ -70,7 +72,7 @@ class Program:
         ended: Callable[[Outcome], None],
         kept: int = 2**16,
     ) -> None:
-        start = command if callable(command) else partial(_start, command)
+        start = command if callable(command) else partial(start_command, command, ())
         far_end, self._pipe = os.pipe()
         try:
             with tempfile.TemporaryFile() as standard_input:
@@ -124,9 +126,19 @@ def started_with() -> str:
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
-def _start(command: Sequence[str], far_end: int, variables: Mapping[str, str], standard_input: int) -> Started:
+def start_command(
+    command: Sequence[str],
+    afterwards: Sequence[str],
+    far_end: int,
+    variables: Mapping[str, str],
+    standard_input: int,
+) -> Started:
+    """Start a command with its keeper. When the command has ended, or was killed, the keeper runs `afterwards`, if
+    there is one, within AFTERWARDS seconds.
+
+    Example: Program(partial(start_command, ["docker", "run", ...], ["docker", "rm", ...]), ...)"""
     return subprocess.Popen(
-        [sys.executable, "-c", BOOT, str(far_end), started_with(), *command],
+        [sys.executable, "-c", BOOT, str(far_end), started_with(), json.dumps(list(afterwards)), *command],
         env=dict(variables),
         stdin=standard_input,
         stdout=subprocess.PIPE,
@@ -137,9 +149,19 @@ def _start(command: Sequence[str], far_end: int, variables: Mapping[str, str], s
 
 
 def keep() -> None:
-    """The keeper of a command: its arguments are the pipe from its owner, the path of imports, and the command."""
-    command = sys.argv[3:]
-    tend(int(sys.argv[1]), lambda folder: subprocess.Popen(command, cwd=folder, start_new_session=True), command[0])
+    """The keeper of a command: its arguments are the pipe from its owner, the path of imports, what is run afterwards
+    (JSON), and the command."""
+    afterwards, command = json.loads(sys.argv[3]), sys.argv[4:]
+
+    def clean() -> None:
+        nothing = subprocess.DEVNULL
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(afterwards, stdin=nothing, stdout=nothing, stderr=nothing, timeout=AFTERWARDS)
+
+    def start(folder: str) -> Tended:
+        return subprocess.Popen(command, cwd=folder, start_new_session=True)
+
+    tend(int(sys.argv[1]), start, command[0], clean=clean if afterwards else lambda: None)
 
 
 class Tended(Protocol):
@@ -152,10 +174,14 @@ class Tended(Protocol):
 
 
 def tend(
-    pipe: int, start: Callable[[str], Tended], name: str = "", tell: Callable[[int], object] = lambda status: None
+    pipe: int,
+    start: Callable[[str], Tended],
+    name: str = "",
+    tell: Callable[[int], object] = lambda status: None,
+    clean: Callable[[], object] = lambda: None,
 ) -> NoReturn:
     """Start a program in a new folder; when it has ended, or the owner has closed the pipe, kill all that it has left
-    behind, remove the folder, `tell` the exit status and exit with it."""
+    behind, `clean`, remove the folder, `tell` the exit status and exit with it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.set_inheritable(pipe, False)
@@ -180,6 +206,7 @@ def tend(
     with suppress(ProcessLookupError, PermissionError):  # its group may be empty
         os.killpg(program.pid, signal.SIGKILL)
     kill_orphans()
+    clean()
     shutil.rmtree(folder, ignore_errors=True)
     status = status if status >= 0 else 128 - status
     tell(status)

@@ -14,6 +14,7 @@ from lmgym.logs.traces.trace import TraceEpisode, TraceStep
 from lmgym.viewer.episodes import episode_of_record, explanation, mean_advantage, row_tree, turn_texts
 from lmgym.viewer.rollouts import Moment
 from lmgym.viewer.runs import RunRecords
+from lmgym.viewer.session_tree import session_tree
 
 NO_TRACES = (
     "This step has no traces, so only its answers in rollouts.jsonl are shown, without advantages: those to the step's "
@@ -176,6 +177,7 @@ def answer_tree(run: RunRecords, moment: Moment, index: int, split: str | None =
     tree |= {"kind": moment.kind, "stage": moment.stage, "step": moment.step, "split": split}
     tree["turns"] = [vars(turn) for turn in episode.turns]
     tree["rows"] = [row_tree(row, tokenizer) for row in episode.rows]
+    tree["session"] = session_tree(episode.rows)
     tree |= {"tokenizer": tokenizer is not None, "texts": turn_texts(episode), "reason": "", "algorithm": ""}
     if trace is not None:
         tree["seconds"] = answer_seconds(run.timing(moment.stage, moment.step), trace.episodes["index"].index(index))

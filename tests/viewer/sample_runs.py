@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmgym.logs.traces.files import shard_name
 from lmgym.logs.traces.texts import TraceTexts
-from lmgym.logs.traces.trace import TraceEpisode, TraceRow, TraceStep, TraceTurn, write_shard
+from lmgym.logs.traces.trace import TraceEpisode, TraceRow, TraceStep, TraceTurn, row_of_turns, write_shard
+from lmgym.types import Turn
 
 SPECIAL = ["<eos>", "<|im_start|>"]
 HOSTILE = (
@@ -207,4 +208,50 @@ def many_steps(folder: Path, steps: int, answers: int) -> Path:
         )
     with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
+    return folder
+
+
+def session_run(folder: Path) -> Path:
+    """A run of one step, whose only answer is the session of a program: six turns, three of which fork."""
+    sample_run(folder, steps=0)
+    tokenizer = byte_tokenizer()
+    said = [  # what a turn has read since its parent, the parent, and what it says
+        ("Add 20 and 22.", None, '<tool_call>{"name": "add", "arguments": {"a": 20, "b": 22}}</tool_call>'),
+        ("42", 0, "It is 42."),
+        ("Are you sure? Look again.", 1, "Yes: 20 and 22 make 42."),
+        ("the tool failed", 0, "Then I count: 42."),
+        ("Are you sure? Look again.", 1, "No."),
+        ("Sum up in one word.", None, "Sums"),
+    ]
+    turns, whole = list[Turn](), list[list[int]]()
+    for number, (asked, parent, answer) in enumerate(said):
+        before = [] if parent is None else whole[parent]
+        goes_on = parent is not None and parent == number - 1
+        new, actions = [1, *ids_of(tokenizer, f"user\n{asked}\n"), 1], [*ids_of(tokenizer, answer), 0]
+        turns.append(
+            Turn([*([] if goes_on else before), *new], actions, [-0.5] * len(actions), answer, restart=not goes_on)
+        )
+        whole.append([*before, *new, *actions])
+    turns[-1].reward = 1.0
+    rows, first = list[TraceRow](), 0
+    for number in range(1, len(turns) + 1):
+        if number == len(turns) or turns[number].restart:
+            rows.append(row_of_turns(turns[first:number], first))
+            first = number
+    for place, row in enumerate(rows):
+        row.columns["advantages"] = np.linspace(1.0, -1.0, len(row.actions), dtype=np.float32) * (-1) ** place
+    episode = TraceEpisode(
+        index=0, group=0, score=1.0, reward_components={}, baseline=None, terminated=True, error="", version=0,
+        example={"id": "sums/0", "prompt": "Add 20 and 22.", "references": [], "meta": {}}, messages=[], selected=True,
+        turns=[TraceTurn(text=turn.text, reward=turn.reward, restart=turn.restart) for turn in turns], rows=rows,
+    )  # fmt: skip
+    columns: dict[str, Any] = {
+        "index": [0], "group": [0], "example": ["sums/0"], "score": [1.0],
+        "length": [sum(len(row.actions) for row in rows)],
+        "turns": [len(turns)], "truncated": [False], "selected": [True], "reason": [""], "error": [""], "version": [0],
+        "surprise": [0.5], "kept": [True], "reward_components": {},
+    }  # fmt: skip
+    place: dict[str, Any] = {"stage": 0, "stage_name": "rl", "step": 0}
+    write_shard(folder, TraceStep(**place, **MADE_BY, episodes=columns), [episode])
+    append(folder / "metrics.jsonl", {"kind": "train", **place, "reward": 1.0})
     return folder

@@ -27,6 +27,7 @@ from tests.viewer.sample_runs import (
     byte_tokenizer,
     many_steps,
     sample_run,
+    session_run,
     worded_run,
 )
 
@@ -670,6 +671,28 @@ def test_every_view_fits_its_width(page: Page, width: int) -> None:
         page.open(f"#/{view}")
         wide = page.script("return document.documentElement.scrollWidth")
         assert wide <= width, view
+
+
+def test_a_session_is_drawn_as_a_tree(browser: Any, tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="needs lmgym[view]")
+    with served([session_run(tmp_path / "session")]) as address:
+        page = opened(browser, address)
+        page.open("#/run/0/answer/train/0/0/0")
+        page.see("6 turns, 3 forks")
+        page.see("asks again what turn 3 has answered")
+        count = "return document.querySelectorAll(arguments[0]).length"
+        assert [page.script(count, f".session .{kind}") for kind in ("dot", "lanes", "east")] == [6, 6, 3]
+        # No token stands twice, and what a row repeats of another is left out.
+        places = page.script(
+            "return [...document.querySelectorAll('.token')].map(t => t.dataset.row + '.' + t.dataset.place)"
+        )
+        assert len(places) == len(set(places))
+        assert page.script("return document.querySelectorAll('.tokens')[6].innerText").startswith("<|im_start|>user")
+        page.click(".session li:nth-child(5) button")
+        page.until(lambda: page.script("return document.activeElement.parentElement.dataset.turn") == "4")
+        page.size(360, 800)
+        assert page.script("return document.documentElement.scrollWidth") <= 360
+        assert page.problems() == []
 
 
 def test_runs_are_a_list_and_a_key_opens_one(page: Page) -> None:

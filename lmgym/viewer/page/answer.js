@@ -4,6 +4,7 @@ import {allColumns, colourNames, shading} from "./colours.js";
 import {count, counted, h, link, promptText, scoreText, short, textBlock} from "./dom.js";
 import {formulasButton} from "./formulas.js";
 import {notesForm} from "./notes.js";
+import {sessionElement} from "./session.js";
 import {get} from "./source.js";
 import {readingElements, rowElements} from "./tokens.js";
 import {inFull, inShort} from "./why.js";
@@ -20,7 +21,8 @@ export async function answerView({run, parts, query, go, setQuery}) {
   const names = colourNames(rows);
   const colour = h("select", {"aria-label": "colour tokens by", onchange: paint}, h("option", {value: ""}, "no colour"), names.map((name) => h("option", {value: name}, name)));
   const legend = h("span", {class: "legend"});
-  const text = h("div", {class: "microscope"}, answer.rows.flatMap((row, place) => rowElements(row, place, turns)));
+  const startOf = (row) => answer.session?.find((turn) => turn.turn === row.turn[0]) ?? null;
+  const text = h("div", {class: "microscope"}, answer.rows.flatMap((row, place) => rowElements(row, place, turns, startOf(row))));
   const panel = h("aside", {class: "panel", "aria-live": "polite"});
   const sampled = [...text.querySelectorAll(".token")].filter((element) => actionOf(element) !== undefined);
   const reading = h("div", {class: "microscope", hidden: true});
@@ -88,12 +90,20 @@ export async function answerView({run, parts, query, go, setQuery}) {
 
   // The text to be read in place of the exact tokens. It is made when it is first asked for.
   function read(on) {
-    if (on && !reading.hasChildNodes()) reading.append(...answer.rows.flatMap((row) => readingElements(row, turns)));
+    if (on && !reading.hasChildNodes()) reading.append(...answer.rows.flatMap((row) => readingElements(row, turns, startOf(row))));
     reading.hidden = !on;
     text.hidden = colours.hidden = on;
     toggle.setAttribute("aria-pressed", String(on));
     setQuery({formulas: on ? "1" : ""});
     if (!pinned) overview();
+  }
+
+  function showTurn(turn) {
+    const part = (reading.hidden ? text : reading).querySelector(`[data-turn="${turn}"]`);
+    if (!part) return;
+    part.open = true;
+    part.scrollIntoView({block: "start", behavior: "smooth"});
+    part.querySelector("summary").focus({preventScroll: true});
   }
 
   function step_(by) {
@@ -129,6 +139,7 @@ export async function answerView({run, parts, query, go, setQuery}) {
       answer.error ? textBlock(answer.error, {class: "reason"}) : null,
       answer.tokenizer ? null : h("p", {class: "warning"}, "This run has no tokenizer.json, so tokens stand as their ids."),
       mates.length > 1 ? h("p", {class: "mates"}, "group: ", mates.map((mate) => (mate === answer.index ? h("b", {}, `${mate} `) : [link(to(mate), String(mate)), " "]))) : null,
+      sessionElement(answer, showTurn),
       h("div", {class: "bar"}, toggle, colours),
       text, reading, conversation(answer), notesForm(run, address)),
     panel);

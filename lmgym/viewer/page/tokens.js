@@ -20,11 +20,12 @@ export function partsOf(row) {
   return parts;
 }
 
-// The row as elements; `turns` are the answer's turns. Each token is a span with data-place, and data-row.
-export function rowElements(row, number, turns) {
+// The row as elements; `turns` are the answer's turns. Each token is a span with data-place, and data-row. In a session
+// that is a tree, `start` is the first of its turns in it: what that one goes on from stands elsewhere.
+export function rowElements(row, number, turns, start = null) {
   const special = new Set(row.special);
   const tokens = (from, to) => row.pieces.slice(from, to).map((piece, at) => tokenElement(piece, from + at, number, special.has(from + at)));
-  const elements = partElements(row, turns, (part) => h("div", {class: "tokens", dir: "auto"}, folded(row, part, tokens)));
+  const elements = partElements(row, turns, start, (part) => h("div", {class: "tokens", dir: "auto"}, folded(row, part, tokens)));
   if (row.source) {
     const source = row.source.pieces.map((piece, place) => tokenElement(piece, null, number, row.source.special.includes(place)));
     elements.unshift(sourceElement(row.source, h("div", {class: "tokens", dir: "auto"}, source)));
@@ -33,9 +34,9 @@ export function rowElements(row, number, turns) {
 }
 
 // The same to be read: texts with their formulas drawn, without boundaries of tokens.
-export function readingElements(row, turns) {
+export function readingElements(row, turns, start = null) {
   const block = (nodes) => h("div", {class: "reading", dir: "auto"}, nodes);
-  const elements = partElements(row, turns, (part) => block(folded(row, part, (from, to) => readingNodes(row, from, to))));
+  const elements = partElements(row, turns, start, (part) => block(folded(row, part, (from, to) => readingNodes(row, from, to))));
   if (row.source) elements.unshift(sourceElement(row.source, block(readingNodes(row.source, 0, row.source.pieces.length))));
   return elements;
 }
@@ -59,22 +60,26 @@ function sourceElement(source, body) {
 }
 
 // The parts of a row as details; bodyOf(part) makes what stands in them.
-function partElements(row, turns, bodyOf) {
+function partElements(row, turns, start, bodyOf) {
   const first = row.turn[0] ?? 0; // of the row: another row begins where the conversation before was cut
-  return partsOf(row).map((part) => {
+  const parts = partsOf(row);
+  if (start && parts.length) parts[0].from = start.new;
+  const heading = start?.reason ? [h("h3", {class: "fork"}, `turn ${start.turn + 1} ${start.reason}`)] : [];
+  return [...heading, ...parts.map((part) => {
     const size = count(part.to - part.from, "token");
     const body = bodyOf(part);
     if (!part.sampled) {
       const text = row.pieces.slice(part.from, part.to).join("");
-      const name = part.from > 0 ? "observation" : row.source ? "decoder's start" : first > 0 ? `prompt of turn ${first + 1}` : "prompt";
+      const behind = start && start.parent !== null && part === parts[0];
+      const name = behind ? `behind turn ${start.parent + 1}` : part.from > 0 ? "observation" : row.source ? "decoder's start" : first > 0 ? `prompt of turn ${first + 1}` : "prompt";
       return h("details", {class: "part given", open: text.length <= LONG || part.from > 0}, h("summary", {}, h("b", {}, name), ` ${size}, not seen by the loss`), body);
     }
     const turn = turns[part.turn] ?? {};
     const several = turns.length > 1 ? `turn ${part.turn + 1}` : "answer";
     const facts = [size, turn.stop && `ended by ${turn.stop}`, turn.reward ? `reward ${Number(turn.reward.toPrecision(4))}` : "",
       typeof turn.seconds === "number" ? `then ${Number(turn.seconds.toPrecision(3))} s of its environment` : ""].filter(Boolean).join(", ");
-    return h("details", {class: "part said", open: true}, h("summary", {}, h("b", {}, several), " " + facts), body);
-  });
+    return h("details", {class: "part said", open: true, "data-turn": part.turn}, h("summary", {}, h("b", {}, several), " " + facts), body);
+  })];
 }
 
 function tokenElement(piece, place, row, special) {
