@@ -324,7 +324,7 @@ def test_a_model_that_fails_its_trial_takes_the_plain_path(monkeypatch: pytest.M
     [(PackedRows, PackedGroups, None), (BlockRows, BlockGroups, None), (FlexRows, FlexGroups, None)],
 )
 def test_every_layout_follows_the_rules(
-    layouts: tuple[Any, Any], shared: bool, monkeypatch: pytest.MonkeyPatch
+    layouts: tuple[Any, Any, None], shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows, pieces, caps and sinks, with a shared prompt and without."""
     monkeypatch.setattr(scoring, "_layouts", lambda _: layouts)

@@ -151,8 +151,8 @@ def test_attention_is_that_of_each_row_alone(layout, rule, rows, heads, scale, s
 
 
 def test_in_bf16_an_output_rounds_as_often_whatever_the_depth() -> None:
-    """A chain of forks, ten runs deep; against fp32 from the same rounded inputs on. Shares and outputs of a block round
-    to bf16, a mean over all blocks by no more, and that once more."""
+    """A chain of forks, ten runs deep; against fp32 from the same rounded inputs on. Shares and outputs of a block
+    round to bf16, a mean over all blocks by no more, and that once more."""
     tree = tree_of([[*range(3 * depth), 1, 2] for depth in range(1, 12)])
     assert len(tree.readers) == 10
     torch.manual_seed(0)
