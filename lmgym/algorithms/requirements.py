@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lmgym.functional.distribution_sums import check_sums
+from lmgym.core.errors import LmgymError
+from lmgym.core.registry import suggest
+from lmgym.functional.distribution_sums import SUMS
 from lmgym.functional.divergences import Divergence
 
 
@@ -86,7 +88,10 @@ class Requirements:
     """`batch.reward_components`: each part of the score before its weight."""
 
     def __post_init__(self) -> None:
-        check_sums(self.distribution_sums)
+        """Raise LmgymError for a sum that does not exist."""
+        for name in self.distribution_sums:
+            if name not in SUMS:
+                raise LmgymError(f"requirements.distribution_sums: there is no '{name}'; {suggest(name, SUMS)}")
 
     @property
     def makes_policy(self) -> bool:

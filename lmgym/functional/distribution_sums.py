@@ -4,15 +4,12 @@ An algorithm asks for them (`Requirements.distribution_sums`) and reads `batch.d
 and without gradient. A new one is a function here and a row of SUMS."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-from lmgym.core.errors import LmgymError
-from lmgym.core.registry import suggest
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,3 @@ SUMS: Mapping[str, DistributionSum] = {
     "squared_probabilities": DistributionSum(squared_probabilities),
     "uniform_divergence": DistributionSum(uniform_divergence, whole=True),
 }
-
-
-def check_sums(names: Sequence[str]) -> None:
-    """Raise LmgymError for a name that SUMS does not have."""
-    for name in names:
-        if name not in SUMS:
-            raise LmgymError(f"requirements.distribution_sums: there is no '{name}'; {suggest(name, SUMS)}")

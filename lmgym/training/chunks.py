@@ -16,13 +16,12 @@ from typing import Any
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional import truncation
 from lmgym.inference.base import PAUSED, Completion, Engine, Request, Sampling
+from lmgym.models.policy import Policy
 from lmgym.rollouts.play import Draw, first_requests, play_share
 from lmgym.training.ahead import Ahead, Played
 from lmgym.types import Restriction, Turn
 
-Answers = dict[
-    int, Turn
-]  # by the key of their request: what is sampled of them, with the stop "paused" if more follows
+Answers = dict[int, Turn]  # by the key of their request: what is sampled of each; its stop is "paused" if more follows
 
 
 @dataclass
@@ -133,7 +132,7 @@ class Sampled:
 
     Example: Sampled(engine, answers).generate(requests, sampling)[0].ids == answers[requests[0].key].action_ids"""
 
-    def __init__(self, engine: Engine[Any], answers: Answers) -> None:
+    def __init__(self, engine: Engine[Policy], answers: Answers) -> None:
         self.engine, self.answers = engine, answers
 
     @property
@@ -153,13 +152,13 @@ class Sampled:
                 ended(number, answer.action_ids)
         return [Completion(one.action_ids, one.logprobs, one.stop, one.kept) for one in found]
 
-    def restricted(self, restriction: Restriction, mask: Any = None) -> "Sampled":
+    def restricted(self, restriction: Restriction, mask: Policy | None = None) -> "Sampled":
         return self
 
     def forget(self, conversations: Sequence[int]) -> None:
         """Nothing is cached."""
 
-    def load(self, policy: Any, version: int) -> None:
+    def load(self, policy: Policy, version: int) -> None:
         """Nothing is sampled any more."""
 
     def release(self) -> None:
