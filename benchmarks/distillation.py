@@ -15,7 +15,9 @@ student of `learning`, at the student's own answers to 256 test problems.
 
 `learning`: the recipe distill_miniature. One teacher; for each seed one careless student, which then learns from the
 teacher with the same prompts, steps and learning rate by `distill` and by gkd's divergences. Runs that are complete are
-not repeated. Prints Markdown tables.
+not repeated. Draws their accuracy over steps (learning.png).
+
+All print Markdown tables.
 """
 
 import argparse
@@ -24,9 +26,11 @@ import multiprocessing
 import resource
 import statistics
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.algorithms import draw_curves
 from benchmarks.training import ROOT, train
 from lmgym.batch import collate
 from lmgym.core import seeds
@@ -150,6 +154,7 @@ def trained_student(out: Path, seed: int) -> Path:
 def learning(out: Path, numbers: list[int]) -> None:
     teacher = trained_teacher(out)
     found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ["before", *ARMS]}
+    curves: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
     for seed in numbers:
         student = trained_student(out, seed)
         found["before"].append(accuracy(student))
@@ -157,8 +162,10 @@ def learning(out: Path, numbers: list[int]) -> None:
             section = algorithm.replace("TEACHER", str(teacher / "final"))
             optimizer = "optimizer: {learning_rate: 3.0e-4, schedule: linear}"
             stage = f"stages=[{{name: distil, algorithm: {section}, {optimizer}, prompts_per_step: 64, steps: 80}}]"
-            start = [f"policy.model={student / 'final'}", "policy.architecture={}"]
-            found[arm].append(accuracy(trained(RECIPE, out / f"arm-{number}-{seed}", [f"seed={seed}", *start, stage])))
+            start = [f"policy.model={student / 'final'}", "policy.architecture={}", "evaluation.every=20"]
+            run = trained(RECIPE, out / f"arm-{number}-{seed}", [f"seed={seed}", *start, stage])
+            found[arm].append(accuracy(run))
+            curves[arm].append({"curve": validated(run)})
             print(f"seed {seed}: {arm} {found[arm][-1]}", flush=True)
     print("| | right, each seed | mean [95 % interval] | cut off, mean | seconds of a step |\n|---|---|---|---|---|")
     for arm, results in found.items():
@@ -166,6 +173,7 @@ def learning(out: Path, numbers: list[int]) -> None:
         each = ", ".join(f"{value:.3f}" for value in right)
         cut, seconds = (statistics.mean(one[key] for one in results) for key in ("truncated", "seconds"))
         print(f"| {arm} | {each} | {student_t(right, share=True)} | {cut:.3f} | {seconds:.2f} |")
+    draw(curves, out / "learning.png")
 
 
 def trained(recipe: Path, run: Path, settings: list[str]) -> Path:
@@ -180,6 +188,35 @@ def accuracy(run: Path) -> dict[str, float]:
     last = [one for one in records if one["kind"] == "evaluation" and one["split"] == "test"][-1]
     seconds = statistics.median(one["seconds"] for one in records if one["kind"] == "train")
     return {"right": last["final_answer"], "truncated": last["truncated"], "seconds": seconds}
+
+
+def validated(run: Path) -> list[dict[str, float]]:
+    """The share of right sampled answers to validation problems, on the way."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = [one for one in records if one["kind"] == "evaluation" and one["split"] == "validation"]
+    return [{"step": one["step"], "accuracy": one["final_answer"]} for one in found]
+
+
+def draw(curves: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """A panel for each divergence: each seed, mean and interval, beside the mean of the sampled form."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    sampled, *arms = curves
+    figure, panels = pyplot.subplots(1, len(arms), figsize=(3.2 * len(arms), 3.2), layout="constrained", sharey=True)
+    beside = [one["curve"] for one in curves[sampled]]
+    middle = [statistics.mean(point["accuracy"] for point in points) for points in zip(*beside, strict=True)]
+    steps = [point["step"] for point in beside[0]]
+    for arm, axes in zip(arms, panels, strict=True):
+        axes.plot(steps, middle, color="#777777", linewidth=1.5, linestyle="--", label="distill, mean")
+        draw_curves(axes, curves[arm], over="step", label=arm)
+        axes.set(title=arm, xlabel="steps of 64 answers")
+    panels[0].set(ylabel="accuracy, unseen problems", ylim=(0, None))
+    panels[0].legend(frameon=False, loc="upper left")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 def main() -> None:
