@@ -51,8 +51,9 @@ STUDENT, TEACHER = 64, 128  # hidden sizes
 TOKENS, VOCABULARIES = (1024, 4096, 16384), (32_000, 128_000)
 TOP_K = 20
 LARGEST = 6 * 2**30  # bytes of logits above which the plain form is not tried
+SAMPLED = "distill"
 ARMS = {
-    "distill (sampled token)": "{name: distill, teacher: TEACHER}",
+    SAMPLED: "{name: distill, teacher: TEACHER}",
     "gkd reverse_kl": "{name: gkd, teacher: TEACHER}",
     "gkd forward_kl": "{name: gkd, teacher: TEACHER, divergence: forward_kl}",
     "gkd jsd": "{name: gkd, teacher: TEACHER, divergence: jsd}",
@@ -151,19 +152,19 @@ def trained_student(out: Path, seed: int) -> Path:
     return trained(RECIPE, out / f"student-{seed}", [f"seed={seed}", warm_start])
 
 
-def learning(out: Path, numbers: list[int]) -> None:
+def learning(out: Path, numbers: list[int], arms: list[str]) -> None:
     teacher = trained_teacher(out)
-    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ["before", *ARMS]}
-    curves: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ["before", *arms]}
+    curves: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     for seed in numbers:
         student = trained_student(out, seed)
         found["before"].append(accuracy(student))
-        for number, (arm, algorithm) in enumerate(ARMS.items()):
-            section = algorithm.replace("TEACHER", str(teacher / "final"))
+        for arm in arms:
+            section = ARMS[arm].replace("TEACHER", str(teacher / "final"))
             optimizer = "optimizer: {learning_rate: 3.0e-4, schedule: linear}"
             stage = f"stages=[{{name: distil, algorithm: {section}, {optimizer}, prompts_per_step: 64, steps: 80}}]"
             start = [f"policy.model={student / 'final'}", "policy.architecture={}", "evaluation.every=20"]
-            run = trained(RECIPE, out / f"arm-{number}-{seed}", [f"seed={seed}", *start, stage])
+            run = trained(RECIPE, out / f"{arm.replace(' ', '-')}-{seed}", [f"seed={seed}", *start, stage])
             found[arm].append(accuracy(run))
             curves[arm].append({"curve": validated(run)})
             print(f"seed {seed}: {arm} {found[arm][-1]}", flush=True)
@@ -198,23 +199,22 @@ def validated(run: Path) -> list[dict[str, float]]:
 
 
 def draw(curves: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """A panel for each divergence: each seed, mean and interval, beside the mean of the sampled form."""
+    """A panel for each divergence: each seed, mean and interval. In grey the sampled form."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    sampled, *arms = curves
-    figure, panels = pyplot.subplots(1, len(arms), figsize=(3.2 * len(arms), 3.2), layout="constrained", sharey=True)
-    beside = [one["curve"] for one in curves[sampled]]
-    middle = [statistics.mean(point["accuracy"] for point in points) for points in zip(*beside, strict=True)]
-    steps = [point["step"] for point in beside[0]]
-    for arm, axes in zip(arms, panels, strict=True):
-        axes.plot(steps, middle, color="#777777", linewidth=1.5, linestyle="--", label="distill, mean")
+    arms = [arm for arm in curves if arm != SAMPLED] or [SAMPLED]
+    size = (max(6, 3.2 * len(arms)), 3.2)
+    figure, panels = pyplot.subplots(1, len(arms), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    for arm, axes in zip(arms, panels[0], strict=True):
+        if SAMPLED in curves:
+            draw_curves(axes, curves[SAMPLED], over="step", colour="#777777", label="distill")
         draw_curves(axes, curves[arm], over="step", label=arm)
         axes.set(title=arm, xlabel="steps of 64 answers")
-    panels[0].set(ylabel="accuracy, unseen problems", ylim=(0, None))
-    panels[0].legend(frameon=False, loc="upper left")
+    panels[0, 0].set(ylabel="accuracy, unseen problems", ylim=(0, None))
+    panels[0, 0].legend(frameon=False, loc="upper left")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
@@ -224,13 +224,14 @@ def main() -> None:
     parser.add_argument("part", choices=["memory", "tokens", "learning"])
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "distillation")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="of `learning`")
     options = parser.parse_args()
     if options.part == "memory":
         memory()
     elif options.part == "tokens":
         named_tokens(options.out.resolve(), options.seeds[0])
     else:
-        learning(options.out.resolve(), options.seeds)
+        learning(options.out.resolve(), options.seeds, options.only)
 
 
 if __name__ == "__main__":
