@@ -2,12 +2,12 @@
 
     python -m benchmarks.given_answers --seeds 0 1 2 --out runs/given_answers
 
-Each begins at the end of the quickstart's warm start and takes `--steps` steps of 32 problems, of 2,000 that the warm
-start has not seen: for dpo and orpo a right and a wrong answer to each, for kto one answer that is marked right or
-wrong, for a reward model pairs, for a process reward model the two steps of an answer (which sum, and what it makes).
+Each begins at the end of the quickstart's warm start and takes 40 steps (a reward model 200) of 32 problems that the
+warm start has not seen, each once. dpo, orpo and a reward model learn from a right and a wrong answer to each, kto from
+one that is marked right or wrong, a process reward model from the two steps of an answer: which sum, and what it makes.
 A wrong answer has the words of a right one. Nearly half of them add where the problem takes away, or the other way
-round; the others miscalculate. Every few steps 512 validation pairs (or answers in steps) are judged, and a policy
-answers the same problems, sampled. `supervised` imitates the right answers, to show what the wrong ones add.
+round; the others miscalculate. Five times 512 validation pairs (or answers in steps) are judged, and a policy answers
+the same problems, sampled. `supervised` imitates the right answers, to show what the wrong ones add.
 
 Prints a Markdown table, writes results.json and a picture for each page of docs/algorithms.
 """
@@ -16,7 +16,7 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,29 @@ from lmgym.tasks.base import hash_fraction, load_task
 from lmgym.types import Example, LabelledStep, RatedAnswer
 
 WARM_START = 100  # worked examples, the first problems of the same list
-PROBLEMS = {"largest": 50, "explain": "sums", "held_out": "numbers", "size": WARM_START + 2000}  # the quickstart's
-POLICIES = ("dpo", "orpo", "kto", "supervised")
+PROBLEMS = {"largest": 50, "explain": "sums", "held_out": "numbers"}  # the quickstart's
+PROMPTS = 32  # a step
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An algorithm's data (a function of this file) and settings. Example: Entry("pairs")"""
+
+    task: str
+    steps: int = 40
+    rate: float = RATE
+    answers: bool = True
+    """Whether its model can be sampled; a reward model cannot."""
+
+
 CONTROL = "supervised"
-TASKS = {
-    **dict.fromkeys(("dpo", "orpo", "reward_model", CONTROL), "pairs"),
-    "kto": "marks",
-    "process_reward_model": "steps",
+ALGORITHMS = {
+    "dpo": Entry("pairs"),
+    "orpo": Entry("pairs"),
+    "kto": Entry("marks"),
+    CONTROL: Entry("pairs"),
+    "reward_model": Entry("pairs", steps=200, rate=1e-3, answers=False),
+    "process_reward_model": Entry("steps", steps=200, rate=1e-3, answers=False),
 }
 # What an evaluation reports, and how a panel names it.
 METRICS = {
@@ -47,8 +63,8 @@ METRICS = {
 }
 
 
-def problems(split: str) -> list[Example]:
-    found: list[Example] = load_task("arithmetic", split, **PROBLEMS)
+def problems(split: str, size: int) -> list[Example]:
+    found: list[Example] = load_task("arithmetic", split, size=WARM_START + size, **PROBLEMS)
     return found[WARM_START:] if split == "train" else found
 
 
@@ -71,26 +87,26 @@ def right(example: Example) -> tuple[str, int]:
     return whole, int(result)
 
 
-def pairs(split: str) -> list[Example]:
+def pairs(split: str, size: int = 2000) -> list[Example]:
     """Problems with a right and a wrong answer each."""
     found = []
-    for one in problems(split):
+    for one in problems(split, size):
         whole, result, _ = wrong(one)
         found.append(replace(one, rated=(RatedAnswer(one.references[0], 1.0), RatedAnswer(f" {whole}={result}", 0.0))))
     return found
 
 
-def marks(split: str) -> list[Example]:
+def marks(split: str, size: int = 2000) -> list[Example]:
     """Problems with one answer each, every other one wrong. Held-out problems have pairs, whose order is measured."""
-    both = pairs(split)
+    both = pairs(split, size)
     return both if split != "train" else [replace(one, rated=one.rated[n % 2 :][:1]) for n, one in enumerate(both)]
 
 
-def steps(split: str) -> list[Example]:
+def steps(split: str, size: int = 2000) -> list[Example]:
     """Problems with an answer in two steps, its sum and its result. Every other answer is wrong: from its result on, or
     from its sum on, and then its result is wrong too."""
     found = []
-    for n, one in enumerate(problems(split)):
+    for n, one in enumerate(problems(split, size)):
         whole, result, known = wrong(one) if n % 2 else (*right(one), True)
         found.append(replace(one, steps=(LabelledStep(whole, known), LabelledStep(f"={result}", n % 2 == 0))))
     return found
@@ -98,21 +114,21 @@ def steps(split: str) -> list[Example]:
 
 def recipe_of(name: str, start: Path, given: argparse.Namespace) -> dict[str, Any]:
     """The quickstart's settings with an algorithm and its given answers, from a model folder."""
-    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
+    recipe, entry = yaml.safe_load(RECIPE.read_text(encoding="utf-8")), ALGORITHMS[name]
+    steps = given.steps or entry.steps
     del recipe["stages"], recipe["evaluation"]["final_split"]
-    policy = name in POLICIES
-    if not policy:
-        del recipe["rewards"]  # a reward model answers nothing
+    if not entry.answers:
+        del recipe["rewards"]
     recipe |= {
-        "task": f"benchmarks.given_answers:{TASKS[name]}",
+        "task": {"name": f"benchmarks.given_answers:{entry.task}", "size": max(2000, steps * PROMPTS)},
         "algorithm": name,
-        "optimizer": {"learning_rate": RATE if policy else 1e-3},
-        "prompts_per_step": 32,
-        "steps": given.steps,
+        "optimizer": {"learning_rate": entry.rate},
+        "prompts_per_step": PROMPTS,
+        "steps": steps,
         "threads": 1,
     }
     recipe["policy"] |= {"model": str(start)}
-    recipe["evaluation"] |= {"every": given.every}
+    recipe["evaluation"] |= {"every": max(steps // 4, 1)}
     return recipe
 
 
@@ -168,10 +184,9 @@ def draw(name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--every", type=int, default=10, help="steps between two points of a curve (%(default)s)")
+    parser.add_argument("--steps", type=int, help="of each run (40, of a reward model 200)")
     parser.add_argument(
-        "--only", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME", help="these algorithms"
+        "--only", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), metavar="NAME", help="these algorithms"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/given_answers"))
     given = parser.parse_args()
