@@ -25,7 +25,7 @@ import yaml
 from benchmarks.algorithms import RATE, draw_curves, warm_start
 from benchmarks.quickstart import RECIPE
 from benchmarks.training import train
-from lmgym.stats.intervals import mean_interval
+from lmgym.stats.intervals import student_t
 from lmgym.tasks.base import hash_fraction, load_task
 from lmgym.types import Example, LabelledStep, RatedAnswer
 
@@ -147,15 +147,16 @@ def one_run(name: str, seed: int, start: Path, given: argparse.Namespace) -> dic
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown: each metric before and at the end, mean over seeds with its interval, and each seed."""
-    lines = ["| algorithm | | before | at the end [95%] | each seed |", "|---|---|---|---|---|"]
+    """Markdown: each metric before and at the end, means over seeds, and the gain of each seed's model."""
+    lines = ["| algorithm | | before | at the end [95%] | each seed | gain [95%] |", "|---|---|---|---|---|---|"]
     for name in dict.fromkeys(one["algorithm"] for one in results):
         own = [one["curve"] for one in results if one["algorithm"] == name]
         for key in [key for key in METRICS if key in own[0][0]]:
             before, end = ([curve[place][key] for curve in own] for place in (0, -1))
-            first, last = (mean_interval([[value] for value in values]) for values in (before, end))
+            gains = [after - first for first, after in zip(before, end, strict=True)]
+            first, last, gain = map(student_t, (before, end, gains))
             each = ", ".join(f"{value:.3f}" for value in end)
-            lines.append(f"| {name} | {METRICS[key]} | {first.mean:.3f} | {last} | {each} |")
+            lines.append(f"| {name} | {METRICS[key]} | {first.mean:.3f} | {last} | {each} | {gain} |")
     return "\n".join(lines)
 
 
