@@ -154,9 +154,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         for key in [key for key in METRICS if key in own[0][0]]:
             before, end = ([curve[place][key] for curve in own] for place in (0, -1))
             gains = [after - first for first, after in zip(before, end, strict=True)]
-            first, last, gain = map(student_t, (before, end, gains))
+            first, last = (student_t(values, share=True) for values in (before, end))
             each = ", ".join(f"{value:.3f}" for value in end)
-            lines.append(f"| {name} | {METRICS[key]} | {first.mean:.3f} | {last} | {each} | {gain} |")
+            lines.append(f"| {name} | {METRICS[key]} | {first.mean:.3f} | {last} | {each} | {student_t(gains)} |")
     return "\n".join(lines)
 
 
