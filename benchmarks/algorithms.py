@@ -57,6 +57,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "gfpo": {"group_size": 8, "keep": 4},
     "online_dpo": GROUPS,
+    # `name` is the registered one where the entry has another.
+    **{preset: {"name": "online_dpo", "preset": preset, **GROUPS} for preset in ("ipo", "simpo")},
+    "xpo": {"group_size": 1},
+    "nash_md": {"group_size": 4, "preference": "order"},
     "reinforce": {"group_size": 1},
     "remax": {"group_size": 1},
     "reinforce_pp": {"group_size": 1},
@@ -70,6 +74,14 @@ PAGES = {
     "group_advantages": ("maxrl", "gpg", "opo", "otb", "pass_at_k", "gfpo", "gigpo", "hgpo"),
     "token_selection": ("top_entropy", "clip_cov", "kl_cov"),
 }
+
+
+def warm_start(seed: int, out: Path) -> Path:
+    """The quickstart's model at the end of its warm start, trained unless it is there."""
+    run = out / f"start-{seed}"
+    if not (run / "summary.json").exists():
+        train(RECIPE, [f"seed={seed}", f"out={run}", "stages.rl.steps=1", "checkpoint.keep=1000", "threads=1"])
+    return end_of_warm_start(run)
 
 
 def recipe_of(name: str, start: Path, steps: int, every: int, answers: int) -> dict[str, Any]:
@@ -169,18 +181,25 @@ def draw(names: Sequence[str], results: Sequence[dict[str, Any]], path: Path) ->
     pyplot.close(figure)
 
 
-def draw_curves(axes: Any, results: Sequence[dict[str, Any]]) -> None:
+def draw_curves(
+    axes: Any,
+    results: Sequence[dict[str, Any]],
+    key: str = "accuracy",
+    over: str = "answers",
+    colour: str = "#0072b2",
+    label: str | None = None,
+) -> None:
     """The curve of each seed, and their mean with its interval."""
-    curves = [[point["accuracy"] for point in one["curve"]] for one in results]
-    places = [[point["answers"] for point in one["curve"]] for one in results]
-    answers = [statistics.mean(place) for place in zip(*places, strict=True)]  # DAPO's differ from seed to seed
+    curves = [[point[key] for point in one["curve"]] for one in results]
+    places = [[point[over] for point in one["curve"]] for one in results]
+    middle = [statistics.mean(place) for place in zip(*places, strict=True)]  # DAPO's answers differ by seed
     for place, curve in zip(places, curves, strict=True):
-        axes.plot(place, curve, color="#0072b2", alpha=0.3, linewidth=1)
+        axes.plot(place, curve, color=colour, alpha=0.3, linewidth=1)
     bands = [mean_interval([[value] for value in values]) for values in zip(*curves, strict=True)]
-    axes.plot(answers, [band.mean for band in bands], color="#0072b2", linewidth=2.5)
+    axes.plot(middle, [band.mean for band in bands], color=colour, linewidth=2.5, label=label)
     lows = [max(band.low, 0.0) if band.low is not None else band.mean for band in bands]
     highs = [min(band.high, 1.0) if band.high is not None else band.mean for band in bands]
-    axes.fill_between(answers, lows, highs, color="#0072b2", alpha=0.12, linewidth=0)
+    axes.fill_between(middle, lows, highs, color=colour, alpha=0.12, linewidth=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -197,12 +216,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out, given.only = given.out.absolute(), given.only or [name for name in ALGORITHMS if name not in SLOW]
     given.out.mkdir(parents=True, exist_ok=True)
-    starts = {}
-    for seed in given.seeds:
-        run = given.out / f"start-{seed}"
-        if not (run / "summary.json").exists():
-            train(RECIPE, [f"seed={seed}", f"out={run}", "stages.rl.steps=1", "checkpoint.keep=1000", "threads=1"])
-        starts[seed] = end_of_warm_start(run)
+    starts = {seed: warm_start(seed, given.out) for seed in given.seeds}
     with ThreadPoolExecutor(given.workers) as pool:
         pending = [pool.submit(one_run, name, seed, starts[seed], given) for name in given.only for seed in given.seeds]
         results = [future.result() for future in pending]

@@ -15,7 +15,9 @@ student of `learning`, at the student's own answers to 256 test problems.
 
 `learning`: the recipe distill_miniature. One teacher; for each seed one careless student, which then learns from the
 teacher with the same prompts, steps and learning rate by `distill` and by gkd's divergences. Runs that are complete are
-not repeated. Prints Markdown tables.
+not repeated. Draws their accuracy over steps (learning.png).
+
+All print Markdown tables.
 """
 
 import argparse
@@ -24,9 +26,11 @@ import multiprocessing
 import resource
 import statistics
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.algorithms import draw_curves
 from benchmarks.training import ROOT, train
 from lmgym.batch import collate
 from lmgym.core import seeds
@@ -47,8 +51,9 @@ STUDENT, TEACHER = 64, 128  # hidden sizes
 TOKENS, VOCABULARIES = (1024, 4096, 16384), (32_000, 128_000)
 TOP_K = 20
 LARGEST = 6 * 2**30  # bytes of logits above which the plain form is not tried
+SAMPLED = "distill"
 ARMS = {
-    "distill (sampled token)": "{name: distill, teacher: TEACHER}",
+    SAMPLED: "{name: distill, teacher: TEACHER}",
     "gkd reverse_kl": "{name: gkd, teacher: TEACHER}",
     "gkd forward_kl": "{name: gkd, teacher: TEACHER, divergence: forward_kl}",
     "gkd jsd": "{name: gkd, teacher: TEACHER, divergence: jsd}",
@@ -147,18 +152,21 @@ def trained_student(out: Path, seed: int) -> Path:
     return trained(RECIPE, out / f"student-{seed}", [f"seed={seed}", warm_start])
 
 
-def learning(out: Path, numbers: list[int]) -> None:
+def learning(out: Path, numbers: list[int], arms: list[str]) -> None:
     teacher = trained_teacher(out)
-    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ["before", *ARMS]}
+    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ["before", *arms]}
+    curves: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     for seed in numbers:
         student = trained_student(out, seed)
         found["before"].append(accuracy(student))
-        for number, (arm, algorithm) in enumerate(ARMS.items()):
-            section = algorithm.replace("TEACHER", str(teacher / "final"))
+        for arm in arms:
+            section = ARMS[arm].replace("TEACHER", str(teacher / "final"))
             optimizer = "optimizer: {learning_rate: 3.0e-4, schedule: linear}"
             stage = f"stages=[{{name: distil, algorithm: {section}, {optimizer}, prompts_per_step: 64, steps: 80}}]"
-            start = [f"policy.model={student / 'final'}", "policy.architecture={}"]
-            found[arm].append(accuracy(trained(RECIPE, out / f"arm-{number}-{seed}", [f"seed={seed}", *start, stage])))
+            start = [f"policy.model={student / 'final'}", "policy.architecture={}", "evaluation.every=20"]
+            run = trained(RECIPE, out / f"{arm.replace(' ', '-')}-{seed}", [f"seed={seed}", *start, stage])
+            found[arm].append(accuracy(run))
+            curves[arm].append({"curve": validated(run)})
             print(f"seed {seed}: {arm} {found[arm][-1]}", flush=True)
     print("| | right, each seed | mean [95 % interval] | cut off, mean | seconds of a step |\n|---|---|---|---|---|")
     for arm, results in found.items():
@@ -166,6 +174,7 @@ def learning(out: Path, numbers: list[int]) -> None:
         each = ", ".join(f"{value:.3f}" for value in right)
         cut, seconds = (statistics.mean(one[key] for one in results) for key in ("truncated", "seconds"))
         print(f"| {arm} | {each} | {student_t(right, share=True)} | {cut:.3f} | {seconds:.2f} |")
+    draw(curves, out / "learning.png")
 
 
 def trained(recipe: Path, run: Path, settings: list[str]) -> Path:
@@ -182,18 +191,47 @@ def accuracy(run: Path) -> dict[str, float]:
     return {"right": last["final_answer"], "truncated": last["truncated"], "seconds": seconds}
 
 
+def validated(run: Path) -> list[dict[str, float]]:
+    """The share of right sampled answers to validation problems, on the way."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = [one for one in records if one["kind"] == "evaluation" and one["split"] == "validation"]
+    return [{"step": one["step"], "accuracy": one["final_answer"]} for one in found]
+
+
+def draw(curves: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """A panel for each divergence: each seed, mean and interval. In grey the sampled form."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    arms = [arm for arm in curves if arm != SAMPLED] or [SAMPLED]
+    size = (max(6, 3.2 * len(arms)), 3.2)
+    figure, panels = pyplot.subplots(1, len(arms), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    for arm, axes in zip(arms, panels[0], strict=True):
+        if SAMPLED in curves:
+            draw_curves(axes, curves[SAMPLED], over="step", colour="#777777", label="distill")
+        draw_curves(axes, curves[arm], over="step", label=arm)
+        axes.set(title=arm, xlabel="steps of 64 answers")
+    panels[0, 0].set(ylabel="accuracy, unseen problems", ylim=(0, None))
+    panels[0, 0].legend(frameon=False, loc="upper left")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["memory", "tokens", "learning"])
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "distillation")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="of `learning`")
     options = parser.parse_args()
     if options.part == "memory":
         memory()
     elif options.part == "tokens":
         named_tokens(options.out.resolve(), options.seeds[0])
     else:
-        learning(options.out.resolve(), options.seeds)
+        learning(options.out.resolve(), options.seeds, options.only)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def test_a_file_gets_a_line_after_some_seconds_and_then_rarely() -> None:
             quiet_for(teller, SILENCE + 1)
             teller.tell()
         lines = file.getvalue().splitlines()
-        assert lines[0] == "lmgym: sampling answers, 12 of 1,064 answers, 5 s"
+        assert lines[0] == "lmgym: sampling answers, 12 of 1,064 answers, 4 s"
         assert len(lines) == OFTEN
     quiet = file.getvalue()
     teller.tell()  # nothing is being done: a command that waits for its user says nothing
