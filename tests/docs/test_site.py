@@ -152,7 +152,7 @@ FORM = ("When to use it", "Try it", "Hyperparameters", "What to watch", "State",
 OTHER_FORM = {"family": "a table of what the members of GRPO's family are made of"}  # pages that are no algorithm's
 WITHOUT_CURVE = {  # its benchmark is written, and was not run yet: no quiet machine
     **dict.fromkeys(("ipo", "simpo", "nash_md", "xpo"), "python -m benchmarks.algorithms"),
-    **dict.fromkeys(("kto", "reward_model", "process_reward_model"), "python -m benchmarks.given_answers"),
+    **dict.fromkeys(("reward_model", "process_reward_model"), "python -m benchmarks.given_answers"),
     "gkd": "python -m benchmarks.distillation learning",
 }
 
