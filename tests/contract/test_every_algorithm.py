@@ -4,7 +4,6 @@
 import functools
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from safetensors.torch import load_file
 
 from lmgym.cli.main import main
 from lmgym.core import registry
-from lmgym.envs.base import Step
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.lora import merged
-from lmgym.types import Example, Message
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
@@ -49,20 +46,6 @@ SHORT = {
 }
 
 every_model = pytest.mark.parametrize("model", MODELS)
-
-
-class Quiz:
-    """Two questions, one after the other; an answer earns its number of letters."""
-
-    def reset(self, example: Example, seed: int) -> str | Sequence[Message]:
-        self.asked = 1
-        return "1?"
-
-    def step(self, text: str, stop: str) -> Step:
-        self.asked += 1
-        over = self.asked > 2
-        reward = float(sum(letter.isalpha() for letter in text))
-        return Step([] if over else [{"role": "user", "content": "2?"}], reward, terminated=over)
 
 
 def algorithm_section(name: str, model: str) -> dict[str, Any]:
@@ -140,7 +123,7 @@ SAMPLING = [name for name in registry.BUILTIN["algorithm"] if name not in ("supe
 @pytest.mark.parametrize("algorithm", SAMPLING)
 def test_two_turns(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
     policy = policy_section(model, **(LORA if lora else {}))
-    changes = {"policy": policy, "env": {"name": f"{__name__}:Quiz", "workers": 1}, "rewards": None}
+    changes = {"policy": policy, "env": {"name": "tests.quiz:Quiz", "workers": 1}, "rewards": None}
     folder = train(tmp_path / "run", model, algorithm_section(algorithm, model), **changes)
     assert_trained(folder, model, lora)
     rollouts = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
