@@ -153,7 +153,6 @@ OTHER_FORM = {"family": "a table of what the members of GRPO's family are made o
 WITHOUT_CURVE = {  # its benchmark is written, and was not run yet: no quiet machine
     "xpo": "python -m benchmarks.algorithms",
     "reward_model": "python -m benchmarks.given_answers --steps 600",
-    "gkd": "python -m benchmarks.distillation learning",
 }
 
 
