@@ -151,7 +151,6 @@ def test_the_api_names_each_public_name_under_one_task() -> None:
 FORM = ("When to use it", "Try it", "Hyperparameters", "What to watch", "State", "Deliberate differences")
 OTHER_FORM = {"family": "a table of what the members of GRPO's family are made of"}  # pages that are no algorithm's
 WITHOUT_CURVE = {  # its benchmark is written, and was not run yet: no quiet machine
-    "xpo": "python -m benchmarks.algorithms",
     "reward_model": "python -m benchmarks.given_answers --steps 600",
 }
 
