@@ -284,7 +284,12 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
     seen |= {"changed", "missing"}  # of a run that is resumed elsewhere: tests/contract/test_resume_differences.py
     seen |= {"spans/single", "spans/longer", "spans/none"}  # of such a teacher: tests/golden/test_other_tokenizer.py
     seen |= {"unjudged", "unjudged/NAME"}  # of rewards that give None: tests/contract/test_unjudged_answers.py
-    seen |= {"watch/REWARD/answers", "watch/REWARD/trick/NAME", "watch/REWARD/feature/NAME", "seconds/watch"}  # audit.md
+    seen |= {
+        "watch/REWARD/answers",
+        "watch/REWARD/trick/NAME",
+        "watch/REWARD/feature/NAME",
+        "seconds/watch",
+    }  # audit.md
     seen |= {"self_certainty"}  # of that credit: tests/golden/test_self_certainty.py
     seen |= {"continued", "version_lag/least", "version_lag/most"}  # of answers in chunks: tests/parity/test_chunks.py
     page = (runs.ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")

@@ -301,7 +301,7 @@ def test_what_a_hint_cannot_do_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match="with it example a/0 has 10 tokens, and the teacher reads 8"):
         hinted_episodes([one], "{prompt} 12345", Actor(None, models.tokenizer()), 8)
     env = {
-        "env": {"name": "tests.contract.test_every_algorithm:Quiz", "workers": 1},
+        "env": {"name": "tests.quiz:Quiz", "workers": 1},
         "algorithm": {"name": "gkd", "teacher": "self", "hint": HINT},
     }
     with pytest.raises(LmgymError, match=r"algorithm\.hint is for tasks of one prompt"):

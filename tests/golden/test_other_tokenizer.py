@@ -329,7 +329,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "share": ({"algorithm": {"student_share": 0.5}}, "not by references; write source: student"),
     "epochs": ({"algorithm": {"epochs": 2}}, "no ratio .* set epochs and minibatches to 1"),
-    "played": ({"env": {"name": "tests.contract.test_every_algorithm:Quiz", "workers": 1}}, "makes conversations"),
+    "played": ({"env": {"name": "tests.quiz:Quiz", "workers": 1}}, "makes conversations"),
     "truncated": ({"sampling": {"max_new_tokens": 6, "top_k": 5}}, "exclude tokens of the policy's vocabulary"),
 }
 
