@@ -14,7 +14,7 @@ from lmgym.types import Episode, Turn
 from tests import models
 from tests.models import sharpen
 
-# As SmolLM2's: ChatML, with a system message of its own where there is none. Tools are left out.
+# Like SmolLM2's: ChatML. It writes its own system message if the conversation has none, and it ignores tools.
 SMOLLM2 = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nAnswer well.<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

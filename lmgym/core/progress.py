@@ -16,7 +16,7 @@ from lmgym.core.visible import visible
 
 T = TypeVar("T")
 SILENCE = 2.5  # seconds without a word, after which a file or a pipe gets a line
-OFTEN, RARELY = 30, 60.0  # so many such lines come as soon as that, two minutes together; then one a minute
+OFTEN, RARELY = 30, 60.0  # so many such lines come as soon as that, then one a minute
 
 
 @dataclass

@@ -86,7 +86,7 @@ def _longest(turns: Sequence[_Turn], of: Callable[[_Turn], Integers]) -> _Turn |
 
 
 def _reason(before: Integers, parent: _Turn | None, earlier: Sequence[_Turn]) -> str:
-    """Why a row begins: what stands before its first answer, beside the turns before it."""
+    """Why a row is a branch of its own: its prompt, compared with the earlier turns."""
     known = len(parent.end) if parent is not None else 1
     same = [turn for turn in earlier if len(turn.before) >= known and _begins(before, turn.before)]
     nearest = _longest(same, lambda turn: turn.before)

@@ -682,7 +682,7 @@ def test_a_session_is_drawn_as_a_tree(browser: Any, tmp_path: Path) -> None:
         page.see("asks again what turn 3 has answered")
         count = "return document.querySelectorAll(arguments[0]).length"
         assert [page.script(count, f".session .{kind}") for kind in ("dot", "lanes", "east")] == [6, 6, 3]
-        # No token stands twice, and what a row repeats of another is left out.
+        # Each token is shown once: what a row repeats of another row is left out.
         places = page.script(
             "return [...document.querySelectorAll('.token')].map(t => t.dataset.row + '.' + t.dataset.place)"
         )
