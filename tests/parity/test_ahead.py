@@ -147,17 +147,22 @@ def test_killed_at_random_it_ends_as_if_nothing_had_happened(shell: Shell, tmp_p
     assert_equal_runs(whole, killed)
 
 
-def test_two_ranks_stop_and_go_on(group: Group, tmp_path: Path) -> None:  # noqa: F811
-    """Each has sampled its share ahead; all of it is in the checkpoint."""
-    whole = launched(group, tmp_path / "whole", engine=in_turn(2), **CHANGES, steps=8)
-    stopped = tmp_path / "stopped"
-    group.start(2, ["train", str(tmp_path / "whole.yaml"), f"out={stopped}"])
+def assert_stopping_changes_nothing(group: Group, whole: Path) -> None:  # noqa: F811
+    """Two ranks that are interrupted after a checkpoint and resumed end as the whole run of the same recipe did."""
+    stopped, recipe = whole.with_name("stopped"), whole.with_suffix(".yaml")
+    group.start(2, ["train", str(recipe), f"out={stopped}"])
     while not [*stopped.glob("checkpoints/stage-0-*")]:
         time.sleep(0.01)
     os.kill(group.processes[1], signal.SIGINT)
     assert group.wait() == [130, 130], group.said() + group.said(1)
-    assert group.run(2, ["train", str(tmp_path / "whole.yaml"), f"out={stopped}"]) == [0, 0], group.said()
+    assert group.run(2, ["train", str(recipe), f"out={stopped}"]) == [0, 0], group.said()
     assert_equal_runs(whole, stopped)
+
+
+def test_two_ranks_stop_and_go_on(group: Group, tmp_path: Path) -> None:  # noqa: F811
+    """Each has sampled its share ahead; all of it is in the checkpoint."""
+    whole = launched(group, tmp_path / "whole", engine=in_turn(2), **CHANGES, steps=8)
+    assert_stopping_changes_nothing(group, whole)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from lmgym.training.setup import start
 from lmgym.types import Turn
 from lmgym.updates.prepare import prepare
 from tests import rounding, runs
-from tests.parity.test_ahead import CAPPED, CHANGES, UNIT
+from tests.parity.test_ahead import CAPPED, CHANGES, UNIT, assert_stopping_changes_nothing
 from tests.parity.test_pool import RECIPE, Killing, cluster  # noqa: F401 (a fixture)
 from tests.parity.test_ranks import launched
 from tests.parity.test_resume import Interrupting
@@ -286,14 +286,7 @@ def test_killed_at_random_it_ends_as_if_nothing_had_happened(shell: Shell, tmp_p
 def test_two_ranks_stop_and_go_on(group: Group, tmp_path: Path) -> None:  # noqa: F811
     """Each has sampled its share of the chunks; all of it is in the checkpoint."""
     whole = launched(group, tmp_path / "whole", engine=engine(), **CHANGES)
-    stopped = tmp_path / "stopped"
-    group.start(2, ["train", str(tmp_path / "whole.yaml"), f"out={stopped}"])
-    while not [*stopped.glob("checkpoints/stage-0-*")]:
-        time.sleep(0.01)
-    os.kill(group.processes[1], signal.SIGINT)
-    assert group.wait() == [130, 130], group.said() + group.said(1)
-    assert group.run(2, ["train", str(tmp_path / "whole.yaml"), f"out={stopped}"]) == [0, 0], group.said()
-    assert_equal_runs(whole, stopped)
+    assert_stopping_changes_nothing(group, whole)
 
 
 @pytest.mark.parametrize(
