@@ -38,15 +38,13 @@ SHORT = {
 @pytest.fixture(autouse=True)
 def forget_plugins() -> Iterator[None]:
     """What a tutorial registers or imports lives for one test."""
-    known = {kind: set(names) for kind, names in registry._registered.items()}
-    modules = set(sys.modules)
     yield
-    for kind, names in registry._registered.items():
-        for name in set(names) - known.get(kind, set()):
-            del names[name]
-    for module in set(sys.modules) - modules:
-        if module.startswith(("my_", "lmgym_plugin_")):
-            del sys.modules[module]
+    own = ("my_", "lmgym_plugin_")  # modules; lmgym's own stay, with what they have registered
+    for things in registry._registered.values():
+        for name in [name for name, thing in things.items() if thing.__module__.startswith(own)]:
+            del things[name]
+    for module in [name for name in sys.modules if name.startswith(own)]:
+        del sys.modules[module]
 
 
 def shortened(words: list[str], tutorial: str) -> list[str]:
