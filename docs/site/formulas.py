@@ -18,7 +18,8 @@ def with_formulas(text: str) -> str:
     Example: with_formulas("```math\nA = R - b\n```") begins with '<div class="formula">'
     """
     text = BLOCK.sub(lambda found: "\n".join(display(tex) for tex in found[1].split("\n\n")), text)
-    return INLINE.sub(lambda found: mathml(found[1], "inline"), text)
+    # In a span, since Markdown takes a <math> at the beginning of a line for a block, which ends the paragraph.
+    return INLINE.sub(lambda found: f"<span>{mathml(found[1], 'inline')}</span>", text)
 
 
 def display(tex: str) -> str:

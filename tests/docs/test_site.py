@@ -117,6 +117,7 @@ def test_formulas_become_mathematics_that_a_browser_draws() -> None:
     page = formulas.with_formulas("A\n\n```math\nA = \\frac{R}{2}\n\nB < 1\n```\n\nwith $`c_V`$ and `$x$`.")
     assert page.count('<div class="formula"') == 2 and page.count("<mfrac>") == 1 and page.count("<msub>") == 1
     assert "```" not in page and "B &lt; 1" in page and "`$x$`" in page
+    assert formulas.with_formulas("$`c_V`$ is a weight").startswith("<span><math ")  # <math> first would be a block
     assert pages.finished("guide.md", "text") == "text"
     assert pages.finished("log/2026-11.md", "text") == "---\nsearch:\n  exclude: true\n---\n\ntext"
 
