@@ -47,6 +47,7 @@ def add_recipe(parser: argparse.ArgumentParser, what: str = "recipe or run") -> 
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of the recipe")
 
 
+@doing("reading the recipe")
 def read_recipe(given: argparse.Namespace) -> tuple["Config", Path | None]:
     """The config of a recipe or a run folder, and that folder (None for a recipe)."""
     from lmgym.config.build import load_config
@@ -72,6 +73,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@doing("reading the recipe")
 def read_model(given: argparse.Namespace) -> "NamedModel":
     """The model that `add_model`'s arguments name, not loaded yet."""
     from lmgym.experiments.named_models import model_of_command

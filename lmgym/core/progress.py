@@ -87,10 +87,11 @@ class Teller:
         works = _works[-1:]  # a copy: the main thread goes on
         now = time.monotonic()
         quiet = now - max(self._said, *(stream.written for stream in self.streams))
-        if not works or (work := works[0]).began > now - 1:
+        if not works:
             return
+        work = works[0]
         if self.show is not None or self.terminal:
-            if quiet >= 1:
+            if quiet >= 1 and work.began <= now - 1:
                 (self.show or self._line)(work.sentence())
         elif quiet >= (SILENCE if self._lines < OFTEN else RARELY):
             self._lines += 1
