@@ -1,7 +1,8 @@
-"""An environment of two turns, in a module that imports nothing heavy: each run of it starts a process that imports
+"""Environments of two turns, in a module that imports nothing heavy: each run of one starts a process that imports
 this, which takes seconds where torch comes along."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lmgym.envs.base import Step
 from lmgym.types import Example, Message
@@ -19,3 +20,10 @@ class Quiz:
         over = self.asked > 2
         reward = float(sum(letter.isalpha() for letter in text))
         return Step([] if over else [{"role": "user", "content": "2?"}], reward, terminated=over)
+
+
+class RestartingQuiz(Quiz):
+    """The second question begins a new prompt if the first answer has an odd number of characters."""
+
+    def step(self, text: str, stop: str) -> Step:
+        return replace(super().step(text, stop), reward=float(len(text)), restart=bool(len(text) % 2))

@@ -33,7 +33,7 @@ from lmgym.logs.traces.trace import (
     write_shard,
 )
 from lmgym.training.tracing import kept_groups, plain_example
-from lmgym.types import Episode, Example, Message
+from lmgym.types import Episode, Example
 from tests import runs
 from tests.contract.test_every_algorithm import policy_section
 from tests.parity.test_resume import ALGORITHMS
@@ -377,20 +377,6 @@ class Dying(Console):
             raise Killed
 
 
-class Quiz:
-    """Two questions; the second begins a new prompt if the first answer has an odd number of characters."""
-
-    def reset(self, example: Example, seed: int) -> str | list[Message]:
-        self.asked = 1
-        return "1?"
-
-    def step(self, text: str, stop: str) -> Step:
-        self.asked += 1
-        over = self.asked > 2
-        restart = bool(len(text) % 2)
-        return Step([] if over else [{"role": "user", "content": "2?"}], float(len(text)), over, restart=restart)
-
-
 class Question:
     """The same question for all."""
 
@@ -555,7 +541,7 @@ def test_conversations_and_encoder_decoders(model: str, tmp_path: Path) -> None:
     folder = trained(
         tmp_path / "run",
         policy=policy_section(model),
-        env={"name": "tests.contract.test_traces:Quiz", "workers": 1},
+        env={"name": "tests.quiz:RestartingQuiz", "workers": 1},
         rewards=None,
     )
     assert_agrees_with_rollouts(folder, 1)
