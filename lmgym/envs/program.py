@@ -23,15 +23,13 @@ from lmgym.gateway.server import gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
 from lmgym.gateway.wire import SAMPLING, Answer, ChatRequest, Refused
 from lmgym.processes.container import Container
-from lmgym.processes.keeper import Outcome, Program, Start, start_command
+from lmgym.processes.keeper import Command, Outcome, Program, Start, start_commands
 from lmgym.processes.nursery import Nursery
 from lmgym.types import BarePrompt, Example, Prompt
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-GIVEN = (  # of its variables, those that a container gets
-    *("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
-    *("LMGYM_SEED", "PYTHONHASHSEED", "NO_PROXY", "no_proxy"),
-)
+ENDPOINT = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
+OTHERS = ("LMGYM_SEED", "PYTHONHASHSEED", "NO_PROXY", "no_proxy")  # of its variables that a container gets
 LOCAL = "127.0.0.1,localhost"  # never asked through a proxy
 
 
@@ -46,9 +44,11 @@ class AgentProgram(Section):
     - `function`: in place of a command, a Python function `module:function` of the example, `async` or not, which
       returns the reward. Its module is imported once, not for each episode (processes/nursery.py); a call is a process
       all the same.
-    - `reward`: `printed` (the last line of its output is JSON such as {"reward": 1.0}), or `none`: the recipe's
-      `rewards:` alone judge the conversation.
-    - `seconds`: how long the program may work in an episode, without the time that it waits for the policy.
+    - `grader`: a command that judges the work of `command`: it runs in the same folder when the program has ended,
+      without the policy, with the example on its standard input.
+    - `reward`: `printed` (the last line of the output is JSON such as {"reward": 1.0}: the grader's, or the program's
+      own), or `none`: the recipe's `rewards:` alone judge the conversation.
+    - `seconds`: how long program and grader may work in an episode, without the time of waiting for the policy.
     - `max_turns`: most turns of the policy in an episode, which is then truncated, and the program killed.
     - `parallel`: how many programs work at the same time; the others wait to start, or for their replies.
     - `output_mib`: most that it may write to its output and errors.
@@ -67,6 +67,7 @@ class AgentProgram(Section):
 
     command: list[str] = field(default_factory=list)
     function: str | None = None
+    grader: list[str] = field(default_factory=list)
     reward: Literal["printed", "none"] = "printed"
     seconds: PositiveFloat = 120.0
     max_turns: PositiveInt = 100
@@ -86,9 +87,14 @@ class AgentProgram(Section):
                 raise LmgymError("env has a command and a function; leave one of them out")
             if not FUNCTION.fullmatch(self.function):
                 raise LmgymError(f"key 'env.function' is '{self.function}'; write my_module:my_function")
-        elif not self.command or (self.sandbox is None and not shutil.which(self.command[0])):
-            name = self.command[0] if self.command else ""
-            raise LmgymError(f"key 'env.command': there is no program '{name}'; write [python, my_agent.py] or so")
+            if self.grader:
+                raise LmgymError("env.grader judges the work of a command; a function returns its reward itself")
+        else:
+            for key, command in (("command", self.command), *([("grader", self.grader)] if self.grader else [])):
+                if not command or (self.sandbox is None and not shutil.which(command[0])):
+                    name = command[0] if command else ""
+                    said = f"there is no program '{name}'; write [python, my_agent.py] or so"
+                    raise LmgymError(f"key 'env.{key}': {said}")
         self._container: Container | None = None
         if self.sandbox is not None:
             if self.function is not None:
@@ -109,7 +115,7 @@ class AgentProgram(Section):
         start = partial(
             Program,
             self._start() if self.function is None else _nursery(os.getpid(), self.function).start,
-            variables if self._container is None else self._container.variables(variables, GIVEN),
+            variables if self._container is None else self._container.variables(variables, ENDPOINT + OTHERS),
             json.dumps(example.to_json()).encode() + b"\n",
             self.output_mib * 2**20,
             self._mailbox.end,
@@ -122,10 +128,19 @@ class AgentProgram(Section):
         self.template, self.stop = step.branch.template, step.branch.stop
         return BarePrompt(step.messages[0]["content"]) if step.branch.bare else list(step.messages)
 
-    def _start(self) -> list[str] | Start:
+    def _start(self) -> Start:
+        commands = [self._command(self.command, ())]
+        if self.grader:
+            commands.append(self._command(self.grader, ENDPOINT))
+        return partial(start_commands, commands)
+
+    def _command(self, words: list[str], without: tuple[str, ...]) -> Command:
         if self._container is None:
-            return [os.path.abspath(str(shutil.which(self.command[0]))), *map(_full, self.command[1:])]
-        return partial(start_command, *self._container.command(self.command, GIVEN))
+            full = (os.path.abspath(str(shutil.which(words[0]))), *map(_full, words[1:]))
+            return Command(full, without=without)
+        names = tuple(name for name in ENDPOINT + OTHERS if name not in without)
+        start, remove = self._container.command(words, names)
+        return Command(tuple(start), tuple(remove), self._container.names(without))
 
     def hear(self, turn: Heard) -> None:
         """The tokens of the turn that `step` gets next."""
@@ -189,7 +204,8 @@ class AgentProgram(Section):
         if outcome.too_long:
             raise RuntimeError(f"the program wrote more than {self.output_mib} MiB")
         if outcome.status:
-            raise RuntimeError(f"the program ended with exit status {outcome.status}: {shortened(last, 300)}")
+            which = "the program or its grader" if self.grader else "the program"
+            raise RuntimeError(f"{which} ended with exit status {outcome.status}: {shortened(last, 300)}")
         if self.reward == "none":
             return 0.0
         line = next((line for line in reversed(outcome.output.split("\n")) if line.strip()), "")

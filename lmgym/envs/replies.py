@@ -1,24 +1,24 @@
 """Between a program's requests and a policy's turns: tools in the prompt, and calls in the reply."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmgym.envs.base import Branch, Step
 from lmgym.envs.conversation import HOW_TO_CALL
 from lmgym.envs.tools.calls import Call
-from lmgym.envs.tools.parsing import parse_calls, text_before_calls
+from lmgym.envs.tools.parsing import CLOSE, OPEN, parse_calls, text_before_calls
 from lmgym.gateway.session import Tree
-from lmgym.gateway.wire import ChatRequest, Reply, Said
-from lmgym.types import Message
+from lmgym.gateway.wire import ChatRequest, Refused, Reply, Said
+from lmgym.types import Message, RecipeText
 
 
 def step_of(request: ChatRequest, tree: Tree, tool_prompt: str = "template") -> Step:
     """The request as a step of an environment, which goes on where the session's tree says. Raises Refused for calls of
-    tools that are not this session's.
+    tools that are not this session's, but with the tool prompt `system`.
 
     Example: step_of(ChatRequest((Said("user", "2+2="),)), Tree()).branch -> Branch()"""
-    place, said = tree.place(request), tree.messages(request)
+    place, said = tree.place(request), tree.messages(request, writer(tool_prompt))
     messages, template = with_tools(said, request, tool_prompt)
     covered = place.covered + (len(messages) - len(said) if place.turn is not None else 0)
     forks = tree.count > 0 and place.turn != tree.count - 1
@@ -42,6 +42,26 @@ def with_tools(
     if first["role"] == "system":
         return [{**first, "content": f"{first['content']}\n\n{told}"}, *others], {}
     return [{"role": "system", "content": told}, *messages], {}
+
+
+def writer(tool_prompt: str) -> Callable[[Said], str] | None:
+    """How the calls of an answer are written that the model has not given itself; None where only its chat template
+    knows.
+
+    Example: writer("system")(Said("assistant", "", (("a", "add", '{"a": 1}'),)))
+    -> '<tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>'"""
+    return _write if tool_prompt == "system" else None
+
+
+def _write(said: Said) -> str:
+    calls = list[str]()
+    for _, name, arguments in said.calls:
+        try:
+            tree = {"name": name, "arguments": json.loads(arguments)}
+        except (ValueError, RecursionError):
+            raise Refused(f"the arguments of a call of '{name[:100]}' are not JSON") from None
+        calls += [RecipeText(OPEN), f"\n{json.dumps(tree, ensure_ascii=False)}\n", RecipeText(CLOSE), "\n"]
+    return RecipeText.join(*([said.text, "\n"] if said.text else []), *calls[:-1])
 
 
 def reply_of(text: str, stop: str, request: ChatRequest, number: int) -> Reply:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -65,16 +65,23 @@ class Tree:
             self._names |= {id: name for id, name, _ in said.calls}
         self.count += 1
 
-    def messages(self, request: ChatRequest) -> list[dict[str, str]]:
+    def messages(self, request: ChatRequest, write: Callable[[Said], str] | None = None) -> list[dict[str, str]]:
         """The messages as a chat template gets them: answers as the model wrote them, results with the tool's name.
-        Raises Refused for calls of tools that the model has not made."""
-        found = []
+        Calls of tools that the model has not made, such as those of examples, `write` writes as the model would; raises
+        Refused for them without it."""
+        found, names = [], dict(self._names)
         for said in request.messages:
             text = self._texts.get(_digest(said)) if said.role == "assistant" else said.text
             if text is None and said.calls:
-                raise Refused("a message holds calls of tools that are not this session's; leave them out")
+                if write is None:
+                    raise Refused(
+                        "a message holds calls of tools that are not this session's; write env.tool_prompt: system, "
+                        "which says how the model writes calls, or leave them out"
+                    )
+                text = write(said)
+                names |= {id: name for id, name, _ in said.calls}
             message = {"role": said.role, "content": said.text if text is None else text}
-            if name := said.name or self._names.get(said.call, ""):
+            if name := said.name or names.get(said.call, ""):
                 message["name"] = name
             found.append(message)
         return found

@@ -100,9 +100,14 @@ class Container:
 
     def variables(self, given: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
         """The variables of the tool's own process, from which it takes those of these names for the program."""
-        if not self.apptainer:
-            return dict(given)
-        return {**given, **{f"APPTAINERENV_{name}": given[name] for name in names if name in given}}
+        return {
+            **given,
+            **{own: given[name] for own, name in zip(self.names(names), names, strict=True) if name in given},
+        }
+
+    def names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """What these variables of the program are called for the tool's own process."""
+        return tuple(f"APPTAINERENV_{name}" if self.apptainer else name for name in names)
 
 
 TOOLS = ("docker", "podman", "apptainer")

@@ -1,5 +1,5 @@
 """A program of the user's, with a keeper: a process that starts it in a new folder, and at the end kills all that it
-has left behind and removes the folder.
+has left behind and removes the folder. Further programs may follow it in its folder, such as one that grades its work.
 
 The keeper ends when the program does, or when its owner closes the pipe to it or is gone, however that happened."""
 
@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -72,7 +72,7 @@ class Program:
         ended: Callable[[Outcome], None],
         kept: int = 2**16,
     ) -> None:
-        start = command if callable(command) else partial(start_command, command, ())
+        start = command if callable(command) else partial(start_commands, [Command(tuple(command))])
         far_end, self._pipe = os.pipe()
         try:
             with tempfile.TemporaryFile() as standard_input:
@@ -126,19 +126,28 @@ def started_with() -> str:
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
-def start_command(
-    command: Sequence[str],
-    afterwards: Sequence[str],
-    far_end: int,
-    variables: Mapping[str, str],
-    standard_input: int,
-) -> Started:
-    """Start a command with its keeper. When the command has ended, or was killed, the keeper runs `afterwards`, if
-    there is one, within AFTERWARDS seconds.
+@dataclass(frozen=True)
+class Command:
+    """A program with its arguments; what is run when it has ended or was killed, within AFTERWARDS seconds; and
+    variables that it does not get.
 
-    Example: Program(partial(start_command, ["docker", "run", ...], ["docker", "rm", ...]), ...)"""
+    Example: Command(("docker", "run", "--name", "a", "python:3.12", "grade.py"), ("docker", "rm", "--force", "a"))"""
+
+    words: tuple[str, ...]
+    afterwards: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+def start_commands(
+    commands: Sequence[Command], far_end: int, variables: Mapping[str, str], standard_input: int
+) -> Started:
+    """Start a command with its keeper. If it ends with status 0, the next one follows in the same folder, when all that
+    the one before has started is gone; each reads the standard input from its beginning.
+
+    Example: Program(partial(start_commands, [Command(("python", "play.py")), Command(("python", "grade.py"))]), ...)"""
+    steps = json.dumps([asdict(command) for command in commands])
     return subprocess.Popen(
-        [sys.executable, "-c", BOOT, str(far_end), started_with(), json.dumps(list(afterwards)), *command],
+        [sys.executable, "-c", BOOT, str(far_end), started_with(), steps],
         env=dict(variables),
         stdin=standard_input,
         stdout=subprocess.PIPE,
@@ -149,19 +158,29 @@ def start_command(
 
 
 def keep() -> None:
-    """The keeper of a command: its arguments are the pipe from its owner, the path of imports, what is run afterwards
-    (JSON), and the command."""
-    afterwards, command = json.loads(sys.argv[3]), sys.argv[4:]
+    """The keeper of commands: its arguments are the pipe from its owner, the path of imports, and the commands
+    (JSON)."""
+    tend(int(sys.argv[1]), [partial(_Started, Command(**tree)) for tree in json.loads(sys.argv[3])])
 
-    def clean() -> None:
-        nothing = subprocess.DEVNULL
-        with suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(afterwards, stdin=nothing, stdout=nothing, stderr=nothing, timeout=AFTERWARDS)
 
-    def start(folder: str) -> Tended:
-        return subprocess.Popen(command, cwd=folder, start_new_session=True)
+class _Started:
+    """A command that runs in this folder, as `tend` wants it."""
 
-    tend(int(sys.argv[1]), start, command[0], clean=clean if afterwards else lambda: None)
+    def __init__(self, command: Command, folder: str) -> None:
+        os.lseek(0, 0, os.SEEK_SET)
+        variables = {name: value for name, value in os.environ.items() if name not in command.without}
+        try:
+            self._process = subprocess.Popen(command.words, cwd=folder, env=variables, start_new_session=True)
+        except OSError as error:
+            raise OSError(f"{command.words[0]} cannot be started: {error.strerror}") from None
+        self.pid, self.kill, self.wait = self._process.pid, self._process.kill, self._process.wait
+        self._afterwards = command.afterwards
+
+    def clean(self) -> None:
+        if self._afterwards:
+            nothing = subprocess.DEVNULL
+            with suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(self._afterwards, stdin=nothing, stdout=nothing, stderr=nothing, timeout=AFTERWARDS)
 
 
 class Tended(Protocol):
@@ -171,42 +190,49 @@ class Tended(Protocol):
 
     def kill(self) -> None: ...
     def wait(self) -> int: ...
+    def clean(self) -> None: ...
 
 
 def tend(
-    pipe: int,
-    start: Callable[[str], Tended],
-    name: str = "",
-    tell: Callable[[int], object] = lambda status: None,
-    clean: Callable[[], object] = lambda: None,
+    pipe: int, starts: Sequence[Callable[[str], Tended]], tell: Callable[[int], object] = lambda status: None
 ) -> NoReturn:
-    """Start a program in a new folder; when it has ended, or the owner has closed the pipe, kill all that it has left
-    behind, `clean`, remove the folder, `tell` the exit status and exit with it."""
+    """Start programs in a new folder, one after the other, until one fails or the owner has closed the pipe, which
+    kills it. After each, kill all that it has left behind. At the end remove the folder, `tell` the exit status of the
+    last one and exit with it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.set_inheritable(pipe, False)
     folder = tempfile.mkdtemp(prefix="lmgym-agent-")
-    try:
-        program = start(folder)
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        print(f"{name} cannot be started: {error.strerror}", file=sys.stderr, flush=True)
-        tell(NOT_STARTED)
-        os._exit(NOT_STARTED)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # not before: the program would inherit it
-        signal.signal(number, signal.SIG_IGN)
+    lock, running, closed = threading.Lock(), list[Tended](), threading.Event()
 
     def watch() -> None:
         os.read(pipe, 1)  # returns when the owner's end is closed
-        program.kill()
+        with lock:
+            closed.set()
+            for program in running:
+                program.kill()
 
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN: the programs would inherit it
     threading.Thread(target=watch, daemon=True).start()
-    status = program.wait()
-    with suppress(ProcessLookupError, PermissionError):  # its group may be empty
-        os.killpg(program.pid, signal.SIGKILL)
-    kill_orphans()
-    clean()
+    status = 0
+    for start in starts:
+        try:
+            with lock:
+                if closed.is_set():
+                    break
+                running[:] = [start(folder)]
+        except OSError as error:
+            print(error, file=sys.stderr, flush=True)
+            status = NOT_STARTED
+            break
+        status = running[0].wait()
+        with suppress(ProcessLookupError, PermissionError):  # its group may be empty
+            os.killpg(running[0].pid, signal.SIGKILL)
+        kill_orphans()
+        running[0].clean()
+        if status:
+            break
     shutil.rmtree(folder, ignore_errors=True)
     status = status if status >= 0 else 128 - status
     tell(status)

@@ -149,7 +149,7 @@ def _keep(given: list[int], variables: Mapping[str, str], function: Any, problem
             _run(standard, (status, far_end), folder, variables, function, problem)
         return _Fork(pid)
 
-    tend(far_end, start, tell=lambda ended: os.write(status, str(ended).encode()))
+    tend(far_end, [start], tell=lambda ended: os.write(status, str(ended).encode()))
 
 
 class _Fork:
@@ -167,6 +167,9 @@ class _Fork:
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self._ended = True
         return status
+
+    def clean(self) -> None:
+        """There is nothing to clean."""
 
 
 def _run(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
-from lmgym.envs.replies import reply_of, with_tools
+from lmgym.envs.replies import reply_of, with_tools, writer
 from lmgym.gateway.session import Mailbox, Tree, Waiting
 from lmgym.gateway.wire import Answer, Refused, Reply
 from lmgym.inference.base import Completion, Request, Sampling
@@ -76,7 +76,8 @@ class Serving:
         return replace(reply, tokens=tokens, sampled=len(completion.ids))
 
     def _prompt_ids(self, one: Waiting) -> list[int]:
-        messages, tools = with_tools(self._tree.messages(one.request), one.request, self._tool_prompt)
+        said = self._tree.messages(one.request, writer(self._tool_prompt))
+        messages, tools = with_tools(said, one.request, self._tool_prompt)
         prompt: Prompt = BarePrompt(messages[0]["content"]) if one.request.bare else messages
         ids = self._actor.encode_prompt(prompt, {**self._actor.template, **tools})
         context = self._actor.engine.context

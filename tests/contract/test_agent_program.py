@@ -388,7 +388,8 @@ PAGE = runs.ROOT / "docs" / "agents.md"
 
 def snippet(name: str, folder: Path) -> str:
     """A program of the page as a file."""
-    [text] = re.findall(rf"<!-- file: {name} -->\n```\w+\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    found = rf"<!-- file: {name} -->\n```\w+\n(.*?\n)```\n"
+    [text] = re.findall(found, PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (folder / name).write_text(text)
     return str(folder / name)
 
@@ -428,11 +429,75 @@ def test_the_game_of_the_page(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["agent.yaml", "larger.yaml"])
+SUM = Example("code/0", "Write add.", meta={"tests": ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'"]})
+SOLUTIONS = {
+    "right": ("```python\ndef add(a, b):\n    return a + b\n```", 1.0),
+    "cut off": ("```python\ndef add(a, b):\n    return a + b", 1.0),
+    "half": ("def add(a, b):\n    return int(a) + int(b)", 0.5),
+    "leaves": ("import os\nos._exit(0)", 0.0),
+    "never ends": ("while True: pass", 0.0),
+    "no code": ("I add a and b.", 0.0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOLUTIONS)
+def test_the_coder_of_the_page(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    text, reward = SOLUTIONS[name]
+    grade = snippet("grade.py", tmp_path)
+    if name == "never ends":  # here a test need not take the whole 5 s
+        Path(grade).write_text(Path(grade).read_text().replace("timeout=5", "timeout=0.5"))
+    command, grader = ([sys.executable, program] for program in (snippet("coder.py", tmp_path), grade))
+    [episode] = collect_one(AgentProgram(command=command, grader=grader), [text], SUM)
+    assert not episode.error and episode.score == reward
+
+
+GRADER = """
+import json, os, sys
+example = json.load(sys.stdin)
+process, folder = json.load(open(example["meta"]["note"]))
+endpoint = [name for name in os.environ if name.endswith(("_API_KEY", "_BASE_URL"))]
+there = os.path.exists(f"/proc/{process}") or os.getcwd() != folder or os.listdir() != ["left.txt"]
+print(json.dumps({"reward": 0.25 if "LMGYM_SEED" in os.environ and not endpoint and not there else 0.0}))
+"""
+
+
+def test_a_grader_works_in_the_folder_when_the_program_is_gone_and_without_the_policy(tmp_path: Path) -> None:
+    (tmp_path / "grade.py").write_text(GRADER)
+    env = environment("leaves_something", grader=[sys.executable, str(tmp_path / "grade.py")])
+    [episode] = collect_one(env, ["4"], Example("a", "b", meta={"note": str(tmp_path / "note")}))
+    assert not episode.error and episode.score == 0.25
+    assert not Path(json.loads((tmp_path / "note").read_text())[1]).exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import sys; sys.exit('no marks today')", "exit status 1: no marks today"),
+        ("print('well done')", "last line of the program's output is .well done"),
+        ("import time; time.sleep(60)", "worked for more than 1.5 s"),
+    ],
+)
+def test_a_grader_that_fails_costs_the_episode(program: str, said: str) -> None:
+    env = environment("talk", grader=[sys.executable, "-c", program], seconds=1.5)
+    with pytest.raises(LmgymError, match=said):
+        collect_one(env, ["4", "22"], GAME)
+
+
+def test_graders_that_cannot_be() -> None:
+    with pytest.raises(LmgymError, match=r"'env\.grader': there is no program 'gradr'"):
+        environment("talk", grader=["gradr"])
+    with pytest.raises(LmgymError, match="a function returns its reward itself"):
+        environment("talk", called=True, grader=["python"])
+
+
+@pytest.mark.parametrize("name", ["agent.yaml", "larger.yaml", "code.yaml"])
 def test_the_recipes_of_the_page_are_read(name: str) -> None:
-    [text] = re.findall(rf"```yaml\n# {name}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    [text] = re.findall(rf"```yaml\n# {name}.*?\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     tree = yaml.safe_load(text)
-    tree["env"]["command"][0] = sys.executable
+    for key in tree["env"].keys() & {"command", "grader"}:
+        tree["env"][key][0] = sys.executable
     assert build_config(tree).stages[0].env["name"] == "agent"
 
 

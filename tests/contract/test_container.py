@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lmgym.core.errors import LmgymError
-from lmgym.envs.program import GIVEN, AgentProgram
+from lmgym.envs.program import ENDPOINT, OTHERS, AgentProgram
 from lmgym.envs.vector import InProcess
 from lmgym.processes import container
 from tests import runs
@@ -68,7 +68,7 @@ def test_a_program_in_a_container_is_played_as_without(tool: str, notes: Path) -
         *("--network", "host", "--memory", "512m", "--memory-swap", "512m", "--pids-limit", "9"),
         *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", *owner),
         *(word for path in mounts for word in ("--volume", f"{path}:{path}:ro")),
-        *(word for variable in GIVEN for word in ("--env", variable)),
+        *(word for variable in ENDPOINT + OTHERS for word in ("--env", variable)),
         *("some/image:1", sys.executable, PROGRAM, "talk"),
     ]
     # The key is in no argument, which other users of the machine could read.
@@ -85,6 +85,24 @@ def test_a_program_under_apptainer(notes: Path, tmp_path: Path) -> None:
         *("--pwd", "/work", "--containall", "--no-privs", "--memory", "2048M", "--pids-limit", "256"),
     ]
     assert ran[-4:] == [str(tmp_path / "image.sif"), sys.executable, PROGRAM, "talk"]
+
+
+@pytest.mark.parametrize("tool", ["docker", "apptainer"])
+def test_a_grader_has_a_container_of_its_own_without_the_policy(tool: str, notes: Path, tmp_path: Path) -> None:
+    (image := tmp_path / "image.sif").touch()
+    code = (
+        f"import json, os; given = [name for name in {[*ENDPOINT, 'LMGYM_SEED']} if name in os.environ]\n"
+        "print(json.dumps({'reward': float(given == ['LMGYM_SEED'])}))"
+    )
+    command = [sys.executable, PROGRAM, "talk"]
+    env = AgentProgram(command=command, grader=[sys.executable, "-c", code], sandbox={tool: str(image)})
+    [episode] = collect_one(env, ["4", "22"], GAME)
+    assert not episode.error and episode.score == 1.0
+    one, two = [words for words in told(notes) if words[1] in ("run", "exec")]
+    assert one[3] == two[3]  # the same folder
+    if tool == "docker":
+        given = [[words[at + 1] for at, word in enumerate(words) if word == "--env"] for words in (one, two)]
+        assert given == [[*ENDPOINT, *OTHERS], [*OTHERS]]
 
 
 def removed(notes: Path) -> bool:

@@ -13,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmgym.envs.base import Branch, Step
+from lmgym.envs.replies import writer
+from lmgym.envs.tools.calls import Call
+from lmgym.envs.tools.parsing import parse_calls, text_before_calls
 from lmgym.envs.vector import InProcess
 from lmgym.gateway.chat import chat_body, chat_events, read_request
 from lmgym.gateway.completions import read_completion
@@ -70,6 +73,26 @@ def test_messages_are_those_that_the_model_wrote() -> None:
     ]
     with pytest.raises(Refused, match="not this session's"):
         Tree().messages(request)
+
+
+def test_calls_of_an_example_are_written_as_the_system_message_says() -> None:
+    calls = (("a", "add", '{"b":2, "a":1}'), ("b", "add", "{}"))
+    request = ChatRequest((Said("assistant", "So:", calls), Said("tool", "3", call="a"), *ASKED.messages), (TOOL,))
+    tree = Tree()
+    shown, result, _ = tree.messages(request, writer("system"))
+    assert result == {"role": "tool", "content": "3", "name": "add"}
+    read = parse_calls(shown["content"])
+    assert [(call.name, call.arguments) for call in read if isinstance(call, Call)] == [
+        ("add", {"a": 1, "b": 2}),
+        ("add", {}),
+    ]
+    assert text_before_calls(shown["content"]) == "So:"
+    # The tags may be control tokens of a model; what stands between them, never.
+    spans = [shown["content"][begin:end] for begin, end in shown["content"].spans]
+    assert spans == ["<tool_call>", "</tool_call>"] * 2
+    broken = ChatRequest((Said("assistant", "", (("a", "add", "{1"),)), *ASKED.messages), (TOOL,))
+    with pytest.raises(Refused, match="arguments of a call of 'add' are not JSON"):
+        tree.messages(broken, writer("system"))
 
 
 class Wanders:
