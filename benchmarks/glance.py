@@ -6,7 +6,7 @@ python -m benchmarks.glance
 from benchmarks.training import ROOT
 
 PAGE, PICTURE = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "pictures" / "benchmarks.png"
-COLOURS = ("#0072b2", "#56b4e9", "#009e73")
+COLOURS = {"W1": "#0072b2", "W2": "#56b4e9", "W3": "#009e73", "W6": "#d55e00", "W7": "#e69f00"}
 
 Bars = list[tuple[str, dict[str, float]]]  # what is compared, and the ratio by workload
 
@@ -32,20 +32,22 @@ def main() -> None:
 
     matplotlib.use("agg")
     from matplotlib import pyplot
+    from matplotlib.patches import Patch
 
     bars = bars_of(PAGE.read_text(encoding="utf-8"))
-    figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(8, 4.4), layout="constrained")
     for place, (_, ratios) in enumerate(bars):
         for number, (workload, ratio) in enumerate(ratios.items()):
-            middle = place + (number - (len(ratios) - 1) / 2) * 0.26
-            axes.barh(middle, ratio, height=0.24, color=COLOURS[number], label=workload if place == 0 else None)
+            height = min(0.24, 0.8 / len(ratios))
+            middle = place + (number - (len(ratios) - 1) / 2) * (height + 0.02)
+            axes.barh(middle, ratio, height=height, color=COLOURS[workload])
             axes.text(ratio + 0.1, middle, f"{ratio:g}", va="center", fontsize=8)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(bars)), [name for name, _ in bars])
     axes.invert_yaxis()
     axes.set(xlabel="times as fast as the other library (1: equal)", xlim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend([Patch(color=colour) for colour in COLOURS.values()], [*COLOURS], frameon=False, loc="lower right")
     figure.savefig(PICTURE, dpi=120)
 
 

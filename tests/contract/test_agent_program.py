@@ -383,13 +383,13 @@ def test_a_run_repeats_itself_and_a_resumed_one_is_the_same(tmp_path: Path) -> N
     runs.assert_equal_runs(one, parts)
 
 
-PAGE = runs.ROOT / "docs" / "agents.md"
+PAGES = "".join((runs.ROOT / "docs" / name).read_text("utf-8") for name in ("agents.md", "agents_that_learn.md"))
 
 
 def snippet(name: str, folder: Path) -> str:
-    """A program of the page as a file."""
+    """A program of the pages as a file."""
     found = rf"<!-- file: {name} -->\n```\w+\n(.*?\n)```\n"
-    [text] = re.findall(found, PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    [text] = re.findall(found, PAGES, re.DOTALL)
     (folder / name).write_text(text)
     return str(folder / name)
 
@@ -494,7 +494,7 @@ def test_graders_that_cannot_be() -> None:
 
 @pytest.mark.parametrize("name", ["agent.yaml", "larger.yaml", "code.yaml"])
 def test_the_recipes_of_the_page_are_read(name: str) -> None:
-    [text] = re.findall(rf"```yaml\n# {name}.*?\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    [text] = re.findall(rf"```yaml\n# {name}.*?\n(.*?)```", PAGES, re.DOTALL)
     tree = yaml.safe_load(text)
     for key in tree["env"].keys() & {"command", "grader"}:
         tree["env"][key][0] = sys.executable
