@@ -72,8 +72,10 @@ def main() -> None:
 
 
 def interval(record: dict[str, Any]) -> str:
-    """A held-out mean with its interval. Example: interval({"reward": 0.9, "reward/low": 0.8, "reward/high": 1})"""
-    return f"{record['reward']:.2f} [{record['reward/low']:.2f}, {record['reward/high']:.2f}]"
+    """A held-out mean of rewards from 0 to 1, with its interval.
+
+    Example: interval({"reward": 0.9, "reward/low": 0.8, "reward/high": 1.01}) -> '0.90 [0.80, 1.00]'"""
+    return f"{record['reward']:.2f} [{max(record['reward/low'], 0):.2f}, {min(record['reward/high'], 1):.2f}]"
 
 
 if __name__ == "__main__":
