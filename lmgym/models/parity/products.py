@@ -19,8 +19,8 @@ from transformers.pytorch_utils import Conv1D
 from lmgym.core.errors import LmgymError
 from lmgym.models.kernels import onednn_linear
 
-LEAST = 16  # rows of the smallest tile
-SIZES = (1024, 256, 64)  # of larger ones, if their bits are the same
+USUAL = 64  # rows of a tile
+SIZES = (1024, 512, 256, 128, USUAL, 32, 16)  # of other tiles, if their bits are the same
 MOST = 2**24  # numbers that one product returns
 
 
@@ -61,7 +61,7 @@ def product(hidden: Float[Tensor, "*R I"], packed: Tensor, outputs: int, bias: T
     sizes = sizes_of(hidden.shape[-1], outputs, hidden.dtype, torch.get_num_threads())
     found, start = [], 0
     while start < len(rows):
-        size = next((size for size in sizes if size <= len(rows) - start), LEAST)
+        size = next((size for size in sizes if size <= len(rows) - start), sizes[-1])
         tile = rows[start : start + size]
         if len(tile) < size:
             tile = torch.cat([tile, tile.new_zeros(size - len(tile), tile.shape[1])])
@@ -79,10 +79,10 @@ def of_layer(layer: nn.Linear, weight: Tensor, hidden: Float[Tensor, "*R I"]) ->
 
 @cache
 def sizes_of(inputs: int, outputs: int, precision: torch.dtype, threads: int) -> tuple[int, ...]:
-    """The sizes of tiles that give the same bits, largest first; the last is LEAST. Raises LmgymError if already in a
-    tile of that size the bits depend on the place of a row."""
+    """The sizes of tiles that give the bits of a USUAL one, largest first. Raises LmgymError if already in a tile of
+    that size the bits depend on the place of a row."""
     generator = torch.Generator().manual_seed(0)
-    largest = max([size for size in SIZES if size * outputs <= MOST], default=LEAST)
+    largest = max(size for size in SIZES if size <= USUAL or size * outputs <= MOST)
     weight = torch.empty(outputs, inputs).uniform_(-1, 1, generator=generator).to(precision)
     hidden = torch.empty(largest, inputs).uniform_(-1, 1, generator=generator).to(precision)
     bias = torch.empty(outputs).uniform_(-1, 1, generator=generator).to(precision)
@@ -92,18 +92,18 @@ def sizes_of(inputs: int, outputs: int, precision: torch.dtype, threads: int) ->
         return torch.cat([onednn_linear.product(tile.contiguous(), packed, bias) for tile in rows.split(size)])
 
     with torch.no_grad():
-        expected = in_tiles(hidden, LEAST)
+        expected = in_tiles(hidden, USUAL)
 
         def same(size: int) -> bool:
             """Whether tiles of this size have the same bits, also where each row has another place."""
             return all(torch.equal(in_tiles(hidden.roll(by, 0), size), expected.roll(by, 0)) for by in (0, 5))
 
-        if not same(LEAST):
+        if not same(USUAL):
             raise LmgymError(
                 f"policy.parity: in a product of {inputs} by {outputs} numbers in {str(precision).split('.')[-1]} on "
                 "this processor the bits of a row depend on its place among others; remove it"
             )
-        return (*[size for size in SIZES if size <= largest and same(size)], LEAST)
+        return tuple(size for size in SIZES if size <= largest and (size == USUAL or same(size)))
 
 
 class ExactLinear(torch.autograd.Function):
