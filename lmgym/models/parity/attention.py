@@ -102,8 +102,11 @@ def rows_of(heads: int, size: int, values: int, threads: int) -> int:
     none."""
     generator, tile = torch.Generator().manual_seed(0), TILE * heads
     for rows in sorted({heads, *(number for number in (2, 4, 8, 16, 32) if heads < number), tile}):
-        if all(_same_rows(rows, tile, (width, size, values), generator) for width in (BLOCK, 3 * BLOCK, 16 * BLOCK)):
-            return rows
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            if all(
+                _same_rows(rows, tile, (width, size, values), generator) for width in (BLOCK, 3 * BLOCK, 16 * BLOCK)
+            ):
+                return rows
     raise LmgymError(
         f"policy.parity: in attention with heads of {size} numbers on this processor the bits of a query depend on the "
         "queries beside it; remove it"
