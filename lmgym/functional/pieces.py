@@ -26,6 +26,6 @@ def in_pieces(function: Callable[[Tensor], Tensor], numbers: Float[Tensor, "*N W
         found = function(flat)
     else:
         whole = len(flat) - len(flat) % (SHARE * threads)
-        pieces = [*flat[:whole].split(SHARE * threads), *flat[whole:].split(SHARE)]
+        pieces = [*torch.split(flat[:whole], SHARE * threads), *torch.split(flat[whole:], SHARE)]
         found = torch.cat([function(piece) for piece in pieces if len(piece)])
     return found.view(padded.shape)[..., :width]

@@ -41,15 +41,15 @@ def trial(policy: Policy, engine: Engine[Policy], ordinary: list[int]) -> Batch:
     """Answers of several lengths to prompts of several lengths, of `ordinary` ids; two prompts are of one length."""
     new = max(ANSWERS) if policy.context is None else max(min(max(ANSWERS), policy.context // 2), 1)
     room = 2**62 if policy.context is None else policy.context - new
-    requests = []
+    requests = list[Request]()
     for index, wanted in enumerate(LENGTHS):
         drawn = seeds.uniforms([seeds.key("parity", "prompt", index)], 0, max(min(wanted, room), 1))[0] * len(ordinary)
         prompt = tuple(ordinary[int(place)] for place in drawn)
         for answer in ANSWERS:
             requests.append(Request(prompt, seeds.key("parity", "answer", len(requests)), pause=min(answer, new)))
     sampling, episodes = Sampling(max_new_tokens=new), []
-    for index, answer in enumerate(engine.generate(requests, sampling)):
-        turn = Turn(list(requests[index].prompt_ids), answer.ids, answer.logprobs)
+    for index, completion in enumerate(engine.generate(requests, sampling)):
+        turn = Turn(list(requests[index].prompt_ids), completion.ids, completion.logprobs)
         episodes.append(Episode(Example(f"parity/{index}", ""), index // len(ANSWERS), index, [turn]))
     return collate(episodes, policy.pad_id)
 

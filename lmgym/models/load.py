@@ -28,9 +28,10 @@ from lmgym.models.gguf import folder_of
 from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
 from lmgym.models.kernels import onednn_products
-from lmgym.models.parity.served import check_served
+from lmgym.models.parity import modules as parity
 from lmgym.models.policy import VALUE_HEAD, Policy, Route
 from lmgym.models.rounding import RoundedWeights
+from lmgym.models.served_exactly import check_served
 from lmgym.text.chat import Cut
 
 transformers_logging.disable_progress_bar()
@@ -278,8 +279,9 @@ def _route(section: PolicySection, policy: Policy, tries: bool) -> Route:
     """The forward passes of a policy. Raises LmgymError if the section asks for some that the model does not have."""
     route = Route(policy.fast, plain_because=policy.plain_because)
     if section.path != "plain":
-        # As before it, the trial is of padded attention.
-        route = route_of(policy.but(flex=False, exact=False), tries)
+        # As before it, the trial is of padded attention; exact parity has one of its own (inference/parity.py).
+        with parity.set_aside(policy.model):
+            route = route_of(policy.but(flex=False, exact=False), tries)
     family = policy.model.config.model_type
     if section.path == "fast" and not route.fast:
         raise LmgymError(

@@ -23,9 +23,9 @@ from lmgym.models.fast_path import route_of
 from lmgym.models.kernels import onednn_linear
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.parity import attention, modules, products
-from lmgym.models.parity.served import check_served
 from lmgym.models.policy import Policy
 from lmgym.models.rounding import RoundedWeights
+from lmgym.models.served_exactly import check_served
 from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.parity import test_families as families

@@ -31,10 +31,10 @@ PLAIN = Rule()
 
 
 class Span(NamedTuple):
-    """The last `count` tokens of a row, which begin at packed token `start`, and the places of all of its tokens."""
+    """The last `queries` tokens of a row, which begin at packed token `start`, and the places of all of its tokens."""
 
     start: int
-    count: int
+    queries: int
     keys: Int[Tensor, " W"]
 
 
@@ -48,7 +48,7 @@ class Band:
 
     def __init__(self, spans: Sequence[Span], numbers: Sequence[int]) -> None:
         starts, counts, lengths = (
-            torch.tensor(column) for column in zip(*((s.start, s.count, len(s.keys)) for s in spans), strict=True)
+            torch.tensor(column) for column in zip(*((s.start, s.queries, len(s.keys)) for s in spans), strict=True)
         )
         self.numbers = list(numbers)
         places = torch.arange(up(int(counts.max()), TILE)).expand(len(spans), -1).clamp(max=counts[:, None] - 1)
@@ -75,8 +75,8 @@ def bands_of(spans: Sequence[Span]) -> list[Band]:
     """Spans in bands, so that in none a row has more than twice as many tiles as another."""
     alike: dict[int, list[int]] = {}
     for number, span in enumerate(spans):
-        if span.count:
-            alike.setdefault((up(span.count, TILE) // TILE).bit_length(), []).append(number)
+        if span.queries:
+            alike.setdefault((up(span.queries, TILE) // TILE).bit_length(), []).append(number)
     return [Band([spans[number] for number in numbers], numbers) for numbers in alike.values()]
 
 
@@ -229,7 +229,7 @@ class ExactGroups(BlockGroups):
         behind = [
             Span(
                 self.prompt_tokens + own.start,
-                own.count,
+                own.queries,
                 torch.cat([prompts[prompt].keys, self.prompt_tokens + own.keys]),
             )
             for prompt, own in zip(self.prompt_of_row.tolist(), answers, strict=True)
@@ -307,11 +307,11 @@ class ExactCached(CachedRows):
         if rule not in self._visible:
             seen = rule.sees(self.lengths[:, None], torch.arange(self.width))[:, None, None]
             self._visible[rule] = seen.expand(-1, groups, rows, -1).reshape(-1, rows, self.width)
-        tables = (one[:slots].flatten(0, 1)[:, : self.width] for one in (keys, values))
+        keys, values = (one[:slots].flatten(0, 1)[:, : self.width] for one in (keys, values))
         with torch.autocast(query.device.type, enabled=False):
             scaled = query.reshape(slots * groups, alike, size).float() * asked.scale_of(size)
             scaled = F.pad(scaled, (0, 0, 0, rows - alike))
-            return attend_tile(scaled, *tables, self._visible[rule])[:, :alike].reshape(slots, 1, heads, -1)
+            return attend_tile(scaled, keys, values, self._visible[rule])[:, :alike].reshape(slots, 1, heads, -1)
 
 
 def spans_of(rows: PackedRows) -> list[Span]:

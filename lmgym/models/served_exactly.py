@@ -1,27 +1,25 @@
 """What `policy.parity: exact` serves: causal language models on the fast path, on a CPU, whose attention is plain or
 windowed and whose logits are the LM head's."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from lmgym.core.errors import LmgymError
 from lmgym.models.kernels import onednn_linear
 from lmgym.models.parity.modules import is_rotary
-
-if TYPE_CHECKING:
-    from lmgym.models.policy import Policy
+from lmgym.models.policy import Policy
 
 MOVING = ("dynamic", "longrope")  # whose frequencies depend on the longest row of a forward pass
 
 
-def check_served(policy: "Policy") -> None:
+def check_served(policy: Policy) -> None:
     """Raise LmgymError, with one reason, if exact parity does not serve a policy."""
     if reason := _reason(policy):
         raise LmgymError(f"policy.parity: exact does not serve this {policy.model.config.model_type}, because {reason}")
 
 
-def _reason(policy: "Policy") -> str:
+def _reason(policy: Policy) -> str:
     """Why a policy is not served; empty if it is."""
     if policy.device.type != "cpu":
         return f"it is on {policy.device.type}, and exact products are known on a CPU alone; write device: cpu"
