@@ -282,6 +282,8 @@ class Config(Section):
             raise LmgymError("distributed.sharding: packed weights cannot be cut; remove it, or policy.quantise")
         if self.distributed.sharding != "none" and self.policy.products == "onednn":
             raise LmgymError("distributed.sharding: oneDNN multiplies whole weights; remove it, or policy.products")
+        if self.policy.parity == "exact":
+            self._check_exact()
         if not self.engine.kind.parts and self.distributed.sharding != "none":
             raise LmgymError(
                 f"distributed.sharding: with engine {self.engine.name} each rank holds the whole model; remove it"
@@ -315,6 +317,27 @@ class Config(Section):
             if stage.algorithm.requirements.values and self.policy.critic == "none":
                 name = registry.name_of("algorithm", type(stage.algorithm))
                 raise LmgymError(f"{name} needs a value function, and policy.critic is none; write head or separate")
+
+    def _check_exact(self) -> None:
+        """Raise LmgymError for sections that do not go with exact parity."""
+        if self.distributed.sharding != "none":
+            raise LmgymError(
+                "policy.parity: exact needs whole weights on each rank; remove it, or distributed.sharding"
+            )
+        if not self.engine.kind.shares_weights:
+            raise LmgymError(
+                f"policy.parity: exact is for answers that the training process samples, and {self.engine.name}"
+                " samples elsewhere; write engine.name: sampler, or remove it"
+            )
+        if self.engine.captured:
+            raise LmgymError("policy.parity: exact is for a CPU, and engine.captured for a GPU; remove one of them")
+        for stage in self.stages:
+            name, required = registry.name_of("algorithm", type(stage.algorithm)), stage.algorithm.requirements
+            if stage.algorithm.restriction is not None or required.divergence is not None:
+                what = "samples within a restriction" if required.divergence is None else "compares whole distributions"
+                raise LmgymError(
+                    f"policy.parity: exact does not serve stage '{stage.name}', whose {name} {what}; remove it"
+                )
 
     def _check_engine(self, stage: Stage) -> None:
         """Raise LmgymError for a stage that needs what the engine does not support."""

@@ -20,11 +20,16 @@ from lmgym.inference.kernels.mkl_linear import MKLLinearLayers
 from lmgym.inference.kernels.onednn_layers import OneDNNLinearLayers
 from lmgym.models.attention.cached_rows import CachedRows, ExtendedRows, PrefilledRows
 from lmgym.models.attention.kv_cache import KeyValueCache, SharedPrompts
+from lmgym.models.parity.attention import ExactCached, ExactExtended, ExactPrefilled
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
 FIRST_TOKENS = 32  # of an answer, for which a cache has room from the beginning
 WORTH_SHARING = 1024  # tokens saved; below, the second call of attention that shared prompts need costs more
+
+
+USUAL = PrefilledRows, ExtendedRows, CachedRows
+EXACT = ExactPrefilled, ExactExtended, ExactCached
 
 
 @dataclass
@@ -73,6 +78,7 @@ class Decoder:
             replace(one, prompt_ids=(*one.prompt_ids, *one.begun)) if one.begun else one for one in requests
         ]
         self.drawing = Drawing(policy, self.answers, restriction, ended, mixture)
+        self.prefilled, self.extended, self.cached = EXACT if policy.exact else USUAL
 
     def finish(self) -> list[Completion]:
         """Decode all requests; returns one completion for each, in order."""
@@ -117,7 +123,7 @@ class Decoder:
     def _caches(self) -> list[KeyValueCache]:
         """One cache per model, with slots for the answers behind their shared prompts. A slot holds its prompt too if
         it belongs to a conversation (which is kept as a whole), on devices where attention is torch's own kernel
-        (`CachedRows`), and if no two requests have the same prompt."""
+        (`CachedRows`), if no two requests have the same prompt, and for an exact policy."""
         prompts = {request.prompt_ids for request in self.requests}
         longest, whole, answer = max(map(len, prompts)), self.whole, self.longest
         if self.conversing:
@@ -127,7 +133,7 @@ class Decoder:
             return [KeyValueCache(self.rows, whole) for _ in self.policies]
         # On a CPU the slots grow with the answers, but for steps of fixed shapes.
         first = answer if self.captured else min(FIRST_TOKENS, answer)
-        if len(prompts) == len(self.requests):
+        if len(prompts) == len(self.requests) or self.policy.exact:
             return [KeyValueCache(self.rows, min(longest + first, whole)) for _ in self.policies]
         shared = [SharedPrompts(min(len(prompts), self.rows), self.rows, longest, self.device) for _ in self.policies]
         return [KeyValueCache(self.rows, first, prompts) for prompts in shared]
@@ -179,7 +185,7 @@ class Decoder:
                 target = (cache, source, torch.tensor(slots, device=self.device))
             else:
                 target = (cache.prompts.cache, *cache.prompts.assign(prompts, others))
-            layouts.append(PrefilledRows(list(map(len, ids)), *target))
+            layouts.append(self.prefilled(list(map(len, ids)), *target))
         self._take([of_model[source] for of_model in self._last_logits(ids, layouts)], slots, live)
 
     def _extend(
@@ -188,7 +194,7 @@ class Decoder:
         """Compute the new tokens of prompts whose beginnings are cached in these slots."""
         slot_index, lengths = torch.tensor(slots, device=self.device), list(map(len, new_tokens))
         before = (live.lengths[slots] - torch.tensor(lengths)).to(self.device)
-        layouts = [ExtendedRows(cache, before, lengths, slot_index) for cache in caches]
+        layouts = [self.extended(cache, before, lengths, slot_index) for cache in caches]
         self._take(self._last_logits(new_tokens, layouts), slots, live)
 
     def _last_logits(
@@ -220,7 +226,7 @@ class Decoder:
     ) -> Float[Tensor, "R V"]:
         width = int(live.lengths.max()) + 1
         cache.reserve(width, self.whole if cache.prompts is None else self.longest)
-        layout = CachedRows(cache, live.lengths.to(self.device), width)
+        layout = self.cached(cache, live.lengths.to(self.device), width)
         hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
         logits: Tensor = policy.head(hidden[:, 0], narrow=True)
         return logits if len(slots) == len(logits) else logits[slots]

@@ -52,12 +52,12 @@ class Drawing:
         uniform = self.uniforms[requests, counts].to(self.device, torch.float32 if self.device.type == "mps" else None)
         temperature = self.sampling.temperature
         if self.restriction is None and not self.sampling.truncates:
-            tokens, logprobs = draw(logits[0], temperature, uniform)
+            tokens, logprobs = draw(logits[0], temperature, uniform, self.policy.exact)
         else:
             logits = [fp32_or_wider(of_model) for of_model in logits]
             candidates = self._candidates(logits[-1] if temperature in (0, 1) else logits[-1] / temperature)
             self.answers.add_sets(requests, candidates)
-            tokens, logprobs = draw_among(logits[0], candidates, temperature, uniform)
+            tokens, logprobs = draw_among(logits[0], candidates, temperature, uniform, self.policy.exact)
         # 3. Append, and tell the caller which answers are finished.
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
             self.answers.add(request, token, logprob)

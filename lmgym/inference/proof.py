@@ -17,6 +17,7 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.progress import doing
 from lmgym.inference.base import Engine, Request, Sampling
+from lmgym.inference.parity import Parity, parity_of, trial
 from lmgym.models.bound import Gap, bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.integrity import check_finite
@@ -43,11 +44,13 @@ class Proof:
     scored: Gap
     bound: Gap
     causal: bool = True  # False: the model's own pass reads the tokens after the one that it predicts
+    parity: Parity | None = None  # of an exact policy
 
     @property
     def holds(self) -> bool:
-        """True if both gaps are within the bound. (A NaN is not.)"""
-        return self.sampled.within(self.bound) and self.scored.within(self.bound)
+        """True if both gaps are within the bound (a NaN is not), and no bit differs where none may."""
+        exact = self.parity is None or self.parity.differing == 0
+        return exact and self.sampled.within(self.bound) and self.scored.within(self.bound)
 
     @property
     def sentence(self) -> str:
@@ -56,7 +59,12 @@ class Proof:
             return (
                 f"proof: sampled and scored log-probabilities differ from the model's own forward pass by at most "
                 f"{max(self.sampled.mean, self.scored.mean):.2g} nats a token ({self.compute} explains "
-                f"{self.bound.mean:.2g})"
+                f"{self.bound.mean:.2g})" + ("" if self.parity is None else f"; {self.parity.sentence}")
+            )
+        if self.parity is not None and self.parity.differing:
+            return (
+                f"policy.parity: exact does not hold for this {self.family} on this machine: {self.parity.sentence}; "
+                "remove it, or try another policy.compute"
             )
         if not self.causal:
             return (
@@ -112,7 +120,12 @@ def proofs_of(
     if policy.compute != own:
         precise = policy.but(compute=own)
         proofs.append(prove(precise, make_engine(precise), most))
-    return [*proofs, prove(policy, engine, most)]
+    proof = prove(policy, engine, most)
+    if policy.exact:
+        special = _special(policy)
+        ordinary = [token for token in range(policy.vocabulary) if token not in special]
+        proof = replace(proof, parity=parity_of(policy, trial(policy, engine, ordinary)))
+    return [*proofs, proof]
 
 
 def sample(policy: Policy, engine: Engine, temperature: float = 1.0) -> Batch:

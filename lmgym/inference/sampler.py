@@ -28,7 +28,7 @@ class Sampler:
     Greedy answers equal those of Hugging Face's `generate`; log-probabilities equal those of `Policy.compute_logprobs`
     (to 1e-4 in fp32). If a policy of the fast path computes in bf16, answers are sampled from a bf16 copy of the
     weights, which `load` updates, and on a CPU they are laid out for oneDNN; other families do not all run with such
-    weights, and are sampled as they are scored.
+    weights, and are sampled as they are scored, and so is an exact policy (models/parity/).
     With `captured`, decoding steps have fixed shapes and become CUDA graphs (kernels/cuda_graphs.py); this needs a
     causal model on the fast path, else LmgymError.
 
@@ -61,7 +61,7 @@ class Sampler:
         self.policy, self.version = policy, version
         self._conversations.clear()
         shared = policy.skeleton is None
-        if shared and (policy.compute == next(policy.model.parameters()).dtype or not policy.fast):
+        if shared and (policy.compute == next(policy.model.parameters()).dtype or not policy.fast or policy.exact):
             return
         if self._copy is None:
             self._copy = copies.sampling(policy)

@@ -1,6 +1,7 @@
 """From hidden states to log-probabilities: action logits, log-probabilities of actions, entropies, sums."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from lmgym.functional import truncation
 from lmgym.functional.distribution_sums import SUMS
 from lmgym.models.kernels.fused_logprobs import FusedLogprobs, wide_of
 from lmgym.models.kernels.onednn_products import set_aside
+from lmgym.models.parity import modules
+from lmgym.models.parity.logprobs import ExactLogprobs
+from lmgym.models.parity.products import of_layer
 from lmgym.models.scoring import ScoringModel, alone
 
 
@@ -90,10 +94,11 @@ def logprobs_of_states(
             return action_logits(logits, batch, row[part], column[part])
 
         scale = 1.0 if batch.temperature == 0 else 1 / batch.temperature
-        return FusedLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-            hidden, weight, bias_of(model), batch.tokens[row, column], adjust, scale, entropy,
-            model.head_chunk, logprob_gradient, model.onednn, computed,
-        )  # fmt: skip
+        asked = (hidden, weight, bias_of(model), batch.tokens[row, column], adjust, scale, entropy, model.head_chunk)
+        if model.exact:
+            product = partial(of_layer, head, weight if computed is None else computed)
+            return ExactLogprobs.apply(*asked, logprob_gradient, computed, product)  # type: ignore[no-any-return, no-untyped-call]
+        return FusedLogprobs.apply(*asked, logprob_gradient, model.onednn, computed)  # type: ignore[no-any-return, no-untyped-call]
 
     def chunk_logprobs(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
         with model.rounded_weights():  # in backward too
@@ -161,7 +166,8 @@ def own_logprobs(model: ScoringModel, batch: Batch) -> tuple[Float[Tensor, "N T"
     the standard deviation of its logits over the vocabulary, averaged over the actions."""
     batch = batch.to(model.device)
     row, column = batch.actions.nonzero(as_tuple=True)
-    with set_aside(model.model):  # of the trial at load and of the proof: what is compared may multiply otherwise
+    # Of the trial at load and of the proof: what is compared may compute otherwise.
+    with set_aside(model.model), modules.set_aside(model.model):
         logits = alone(model, batch, row, column - 1)
     logprobs, _ = logprobs_of_logits(logits, batch, row, column, entropy=False)
     result = torch.zeros(batch.tokens.shape).index_put((row.cpu(), column.cpu()), logprobs.float().cpu())

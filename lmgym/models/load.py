@@ -28,8 +28,10 @@ from lmgym.models.gguf import folder_of
 from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
 from lmgym.models.kernels import onednn_products
+from lmgym.models.parity import modules as parity
 from lmgym.models.policy import VALUE_HEAD, Policy, Route
 from lmgym.models.rounding import RoundedWeights
+from lmgym.models.served_exactly import check_served
 from lmgym.text.chat import Cut
 
 transformers_logging.disable_progress_bar()
@@ -81,6 +83,9 @@ class PolicySection(Section):
     products: Literal["torch", "onednn"] = field(default="torch", metadata=RECORDED)
     """Matrix products in fp32 on a CPU: torch's own, which are MKL's, or oneDNN's, which are twice as fast on some
     processors (docs/models.md) and round otherwise. onednn: `compute: auto` is float32."""
+    parity: Literal["rounding", "exact"] = field(default="rounding", metadata=RECORDED)
+    """How far log-probabilities of sampled tokens and those that are scored and trained on may lie apart. rounding: as
+    far as rounding explains; exact: they are the same bits, which takes longer (docs/precision.md). On a CPU."""
     tokens_per_forward: PositiveInt | None = field(default=None, metadata=RECORDED)
     """Limit on the tokens of one forward pass. It bounds the memory and changes results by rounding alone. With packed
     rows (on a CPU, or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long
@@ -136,6 +141,8 @@ class PolicySection(Section):
         if self.products == "onednn" and (self.compute == "bfloat16" or self.quantise is not None):
             other = "compute: bfloat16" if self.compute == "bfloat16" else "quantise"
             raise LmgymError(f"policy.products: onednn is for products in fp32; remove it, or policy.{other}")
+        if self.parity == "exact":
+            self._check_exact()
         if self.quantise is not None and self.lora_rank is None:
             raise LmgymError(
                 "policy.quantise packs weights that then cannot train; add policy.lora_rank (16, say) to train "
@@ -146,6 +153,20 @@ class PolicySection(Section):
                 "policy.new_weights: with policy.lora_rank only adapters train, and these weights would stay random "
                 "numbers; remove one of the two"
             )
+
+    def _check_exact(self) -> None:
+        """Raise LmgymError for keys that do not go with exact parity."""
+        others = {
+            "quantise": (self.quantise is not None, "packed weights are multiplied by other code"),
+            "products": (self.products == "onednn", "it chooses its products itself"),
+            "attention": (self.attention == "flex", "it has an attention of its own"),
+            "path": (self.path == "plain", "Hugging Face's padded pass depends on the batch"),
+        }
+        for key, (given, reason) in others.items():
+            if given:
+                raise LmgymError(
+                    f"policy.parity: exact does not go with policy.{key}, because {reason}; remove one of them"
+                )
 
 
 @doing("loading the model")
@@ -175,6 +196,8 @@ def load_policy(
         check_vocabulary(section.model, model, tokenizer)
         policy = _plain_policy(section, model, tokenizer, compute, prepacked)
         policy = policy.but(**vars(_route(section, policy, tries)))
+        if policy.exact:
+            check_served(policy)
         if section.rounding == "stochastic" and policy.compute == torch.bfloat16:
             policy = policy.but(rounded=RoundedWeights(model, seed))
         return policy if folder is None else _with_saved_critic(policy, section, seed, folder)
@@ -247,6 +270,7 @@ def _plain_policy(
         route=Route(fast=False, plain_because="policy.path: plain"),
         flex=section.attention == "flex",
         onednn=section.products == "onednn",
+        exact=section.parity == "exact",
         prepacked=choose_prepacked(compute, device) if prepacked is None else prepacked,
     )
 
@@ -255,7 +279,9 @@ def _route(section: PolicySection, policy: Policy, tries: bool) -> Route:
     """The forward passes of a policy. Raises LmgymError if the section asks for some that the model does not have."""
     route = Route(policy.fast, plain_because=policy.plain_because)
     if section.path != "plain":
-        route = route_of(policy.but(flex=False), tries)  # as before it, the trial is of padded attention
+        # As before it, the trial is of padded attention; exact parity has one of its own (inference/parity.py).
+        with parity.set_aside(policy.model):
+            route = route_of(policy.but(flex=False, exact=False), tries)
     family = policy.model.config.model_type
     if section.path == "fast" and not route.fast:
         raise LmgymError(

@@ -39,6 +39,7 @@ from lmgym.models.families import (
 )
 from lmgym.models.kernels import onednn_products
 from lmgym.models.micro_batches import micro_batches
+from lmgym.models.parity import modules as parity
 from lmgym.models.rounding import RoundedWeights, UpdateSample
 from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare
@@ -96,6 +97,7 @@ class Policy:
         route: Route | None = None,
         flex: bool = False,
         onednn: bool = False,
+        exact: bool = False,
         prepacked: bool | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -108,6 +110,9 @@ class Policy:
         self.onednn = onednn  # fp32 products through oneDNN (onednn_products.py)
         if onednn:
             onednn_products.use_in(model)
+        self.exact = exact  # what is sampled and what is scored are the same bits (parity/)
+        if exact:
+            parity.use_in(model)
         # Weights laid out for sampling on a CPU (device.py chooses).
         self.prepacked = compute == torch.float32 if prepacked is None else prepacked
         route = route or Route(supports_fast_path(model.config) if fast is None else fast)
@@ -174,6 +179,8 @@ class Policy:
         """How products in fp32 on a CPU are computed; empty if there are none, or nothing is to be said of it."""
         if self.onednn:
             return "products: fp32 through oneDNN"
+        if self.exact:
+            return ""
         large = sum(parameter.numel() for parameter in self.model.parameters()) >= SMALL
         possible = self.device.type == "cpu" and self.compute == torch.float32 and onednn_products.available()
         times = onednn_products.speedup() if large and possible and self.skeleton is None else 1.0
@@ -244,6 +251,7 @@ class Policy:
             known = None if logprob_gradient is None else logprob_gradient[row, column]
             divergences = None
             if divergence is not None:
+                self._check_inexact()
                 teacher = self._teacher(batch, entropy)
                 places = batch, states, row, column, divergence
                 if batch.span is None or teacher is None:
@@ -426,13 +434,14 @@ class Policy:
     def twice_differentiable(self) -> Iterator[None]:
         """Within this context `compute_logprobs` and `states` have second derivatives. They run in the parameters'
         precision, with torch's plain attention and products and without activation checkpointing."""
-        usual = self.compute, self.activation_checkpointing, self.flex
-        self.compute, self.activation_checkpointing, self.flex = next(self.model.parameters()).dtype, False, False
+        usual = self.compute, self.activation_checkpointing, self.flex, self.exact
+        self.compute, self.activation_checkpointing = next(self.model.parameters()).dtype, False
+        self.flex = self.exact = False
         try:
-            with sdpa_kernel(SDPBackend.MATH), onednn_products.set_aside(self.model):
+            with sdpa_kernel(SDPBackend.MATH), onednn_products.set_aside(self.model), parity.set_aside(self.model):
                 yield
         finally:
-            self.compute, self.activation_checkpointing, self.flex = usual
+            self.compute, self.activation_checkpointing, self.flex, self.exact = usual
 
     def convert(self, precision: torch.dtype) -> None:
         """Turn the parameters into this precision; not the rotary frequencies, which are buffers."""
@@ -467,6 +476,13 @@ class Policy:
             save_value_head(self.value_head, folder)
         if self.critic is not None:
             self.critic.save(folder / "critic")
+
+    def _check_inexact(self) -> None:
+        """Raise LmgymError where a policy beside its teacher would have to be exact."""
+        if self.exact:
+            raise LmgymError(
+                "policy.parity: exact does not serve log-probabilities beside a teacher's distributions; remove it"
+            )
 
     def _teacher(self, batch: Batch, entropy: bool) -> "Policy | None":
         """The teacher beside this policy; None if the batch holds what the teacher has said of it."""

@@ -17,6 +17,7 @@ from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import Layout, PackedGroups, PackedRows
 from lmgym.models.attention.tree import BlockTree, FlexTree, TreeRows
+from lmgym.models.parity.attention import ExactGroups, ExactRows, ExactTree
 from lmgym.models.prefix_trees import OrderedRows, PrefixTree
 
 WORTH = 0.9  # of the tokens that are computed if prompts alone are shared: a tree must have fewer
@@ -30,6 +31,7 @@ class ScoringModel(Protocol):
     compute: torch.dtype
     fast: bool
     flex: bool
+    exact: bool
     encoder_decoder: bool
     own_head: type | None
     onednn: bool
@@ -160,6 +162,8 @@ def _prompts(batch: Batch) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Te
 def _layouts(model: ScoringModel) -> tuple[type[PackedRows], type[PackedGroups], type[TreeRows] | None]:
     """The layouts of packed tokens for this model and device: rows, shared prompts, trees. The CPU's fused kernel has
     no second derivatives: `Policy.twice_differentiable` disables flash attention, and with it this kernel."""
+    if model.exact:
+        return ExactRows, ExactGroups, ExactTree
     if model.flex:
         return FlexRows, FlexGroups, FlexTree
     if model.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():

@@ -27,7 +27,10 @@ class GapLimits:
 
 def gap_limits(section: EngineSection, proof: Proof) -> GapLimits:
     """The recipe's limits. Without them a warning begins at what rounding explains (the proof's bound on the mean), but
-    not below 0.001 nor above 0.1 nats, and an error at ten times a warning."""
+    not below 0.001 nor above 0.1 nats, and an error at ten times a warning. An exact policy has no gap, unless its
+    answers come from older weights."""
+    if proof.parity is not None and not section.ahead and section.gap_warning is None and section.gap_error is None:
+        return GapLimits(0.0, 0.0)
     explained = min(max(proof.bound.mean, LEAST), MOST)
     warning = explained if section.gap_warning is None else section.gap_warning
     if section.gap_error is None:
@@ -49,6 +52,7 @@ def watch_gap(
         return
     gap = metrics[METRIC]
     advice = "try policy.compute: float32 or policy.path: plain"
+    advice = advice if limits.error else "remove policy.parity, which does not hold here"
     if not gap <= limits.error:
         raise LmgymError(
             f"step {step + 1}: sampled and trained log-probabilities differ by {gap:.3g} nats a token, more than "

@@ -54,14 +54,18 @@ class ExtendedRows:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         # Write the new keys and values, then read those of whole sequences.
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.slots[self.row], :, self.positions] = key[0].transpose(0, 1).to(keys.dtype)
-        values[self.slots[self.row], :, self.positions] = value[0].transpose(0, 1).to(values.dtype)
-        keys, values = (cached[self.read, :, : self.width].to(query.dtype) for cached in (keys, values))
+        self.write(layer, key, value)
+        both = (self.cache.keys[layer], self.cache.values[layer])
+        keys, values = (cached[self.read, :, : self.width].to(query.dtype) for cached in both)
         seen = self.mask
         if asked.rule is not None:
             seen = asked.rule.sees(self.places[:, :, None], torch.arange(self.width, device=query.device))[:, None]
         return self.new.unpad(rules.attention(self.new.pad(query), *per_query_head(query, keys, values), seen, asked))
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store the new keys and values behind those of their sequences."""
+        for cached, new in ((self.cache.keys[layer], key), (self.cache.values[layer], value)):
+            cached[self.slots[self.row], :, self.positions] = new[0].transpose(0, 1).to(cached.dtype)
 
 
 class CachedRows:

@@ -123,19 +123,29 @@ class Tile(NamedTuple):
 
 
 def tiles(
-    hidden: Tensor, head: Tensor, bias: Tensor | None, adjust: Adjust, chunk: int, onednn: bool
+    hidden: Tensor,
+    head: Tensor,
+    bias: Tensor | None,
+    adjust: Adjust,
+    chunk: int,
+    onednn: bool,
+    product: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Tile]:
     """All rows, tile by tile. Their logits are those of the chunk, or if these are in bf16, copies in fp32. What is
-    written into a tile's `chunk` stays until the chunk's last tile is done."""
+    written into a tile's `chunk` stays until the chunk's last tile is done. `product` takes the place of the usual
+    product of rows with the head."""
     wide, size = wide_of(hidden.dtype), max(TILE // len(head), 1)
     buffer = hidden.new_empty(min(chunk, len(hidden)), len(head))
     in_wide = None if hidden.dtype == wide else hidden.new_empty(size, len(head), dtype=wide)
     for rows in slices(0, len(hidden), chunk):
-        product = multiply(hidden[rows], head.T, buffer[: rows.stop - rows.start], onednn)
+        if product is None:
+            together = multiply(hidden[rows], head.T, buffer[: rows.stop - rows.start], onednn)
+        else:
+            together = product(hidden[rows])
         for part in slices(rows.start, rows.stop, size):
-            logits = product[part.start - rows.start : part.stop - rows.start]
+            logits = together[part.start - rows.start : part.stop - rows.start]
             logits = logits if in_wide is None else in_wide[: len(logits)].copy_(logits)
-            yield Tile(rows, product, part, adjust(logits if bias is None else logits + bias, part))
+            yield Tile(rows, together, part, adjust(logits if bias is None else logits + bias, part))
 
 
 class HeadGradient:

@@ -18,10 +18,15 @@ SHAPE, ROWS = (8192, 256), (1, 8, 64)  # of the probe: outputs and inputs, and n
 
 
 def available() -> bool:
-    """True if this torch and this processor have the products."""
-    known = all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
+    """True if this torch and this processor have the products in bf16."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return torch.backends.mkldnn.is_available() and known and supported is not None and bool(supported())
+    return can_pack() and supported is not None and bool(supported())
+
+
+def can_pack() -> bool:
+    """True if this torch has the products, in fp32 at least."""
+    known = all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
+    return torch.backends.mkldnn.is_available() and known
 
 
 @torch.no_grad()
