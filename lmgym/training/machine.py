@@ -41,6 +41,8 @@ class Machine:
     """Path of the policy ("fast", "plain"); None until it has been loaded."""
     prepacked: bool | None = None
     """Whether a CPU samples with weights laid out beforehand (models/device.py); None until the policy is loaded."""
+    kernels: Any = None
+    """With which kernels a CPU samples ("torch", "native"); None until the policy has been loaded."""
     memory_gib: Any = None
     """The budget (`policy.memory_gib`) for which the next three were chosen; they are None without one."""
     tokens_per_forward: int | None = None
@@ -57,7 +59,10 @@ class Machine:
         """The policy section with the precision and the path of this run in place of "auto"."""
         compute = self.compute if section.compute == "auto" else None
         path = self.path if section.path == "auto" else None
+        begun = self.kernels or (None if self.compute is None else "torch")  # of a machine.json from before it
+        kernels = begun if section.kernels == "auto" else None
         section = replace(section, compute=compute or section.compute, path=path or section.path)
+        section = replace(section, kernels=kernels or section.kernels)
         if self.memory_gib is None:
             return section
         tokens, again = self.tokens_per_forward, self.activation_checkpointing
@@ -98,6 +103,8 @@ def _found_or_new(config: Config, folder: Path | None) -> Machine:
             raise ValueError(f"compute is {found['compute']!r:.60}")
         if known.get("path") not in (None, "fast", "plain"):
             raise ValueError(f"path is {known['path']!r:.60}")
+        if known.get("kernels") not in (None, "torch", "native"):
+            raise ValueError(f"kernels is {known['kernels']!r:.60}")
         if not isinstance(known.get("prepacked"), bool | None):
             raise ValueError(f"prepacked is {known['prepacked']!r:.60}")
         if not isinstance(known.get("activation_checkpointing"), bool | None):
