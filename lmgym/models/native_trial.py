@@ -1,7 +1,8 @@
 """Whether a policy samples with the layers of kernels/fused_layers.py: if they can be had, and agree in a trial.
 
-As with the fast path (fast_path.py), the trial scores a few answers step by step, as the sampler decodes, by both kinds
-of layers. They must agree as far as rounding explains."""
+The families are listed, because in bf16 a small mistake could hide behind rounding. The trial is about the compiler and
+the processor at hand: as with the fast path (fast_path.py) a few answers are scored step by step, as the sampler
+decodes, by both kinds of layers, and must agree as far as rounding explains."""
 
 from typing import Literal
 
@@ -11,7 +12,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.models import copies
 from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
-from lmgym.models.families import trunk_of
+from lmgym.models.families import LIKE_LLAMA, trunk_of
 from lmgym.models.fast_path import DECODED, trial_batch
 from lmgym.models.kernels import native, onednn_linear
 from lmgym.models.kernels.fused_layers import FusedLayers, is_known
@@ -43,8 +44,8 @@ def serves(policy: Policy) -> bool:
     if not (policy.fast and policy.device.type == "cpu" and policy.compute == torch.bfloat16 and policy.prepacked):
         return False
     layers = getattr(trunk_of(policy.model), "layers", ())
-    known = len(layers) > 0 and all(map(is_known, layers))
-    return known and not policy.rules and not policy.encoder_decoder and onednn_linear.available()
+    known = policy.model.config.model_type in LIKE_LLAMA and len(layers) > 0 and all(map(is_known, layers))
+    return known and not policy.rules and onednn_linear.available()
 
 
 @torch.no_grad()

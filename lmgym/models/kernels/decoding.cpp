@@ -1,6 +1,6 @@
-// What a decoding step of a Llama-like model computes in bf16 on a CPU: matrix products of few rows, norms, attention of
-// one new token per answer, SiLU(gate) * up, and the draw. Plain C, called through ctypes (native.py); it knows neither
-// torch nor Python.
+// What a decoding step of a Llama-like model computes in bf16 on a CPU: matrix products of few rows, norms, attention
+// of one new token per answer, SiLU(gate) * up, and the draw. Called through ctypes (native.py); it knows neither torch
+// nor Python.
 //
 // Numbers lie in memory as bf16 and are computed with as floats, 16 at a time; results are rounded where transformers'
 // own modules round them. A row's bits depend neither on other rows nor on the number of threads: one thread computes
@@ -90,7 +90,8 @@ inline floats sums(floats x[LANES]) {
     const ints by2 = {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29};
     const ints by1 = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
     auto add = [&](int i, const ints& first, int apart) {
-        x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], first) + __builtin_shuffle(x[2 * i], x[2 * i + 1], first + apart);
+        const floats one = x[2 * i], other = x[2 * i + 1];
+        x[i] = __builtin_shuffle(one, other, first) + __builtin_shuffle(one, other, first + apart);
     };
     for (int i = 0; i < 8; i++) add(i, by8, 8);
     for (int i = 0; i < 4; i++) add(i, by4, 4);
@@ -138,7 +139,8 @@ namespace {
 
 // A head of size 16 V: its norm if it has one, and its rotation.
 template <int V>
-inline void rotate(const bf16* from, const bf16* cosines, const bf16* sines, const bf16* norm, float epsilon, floats to[V]) {
+inline void rotate(const bf16* from, const bf16* cosines, const bf16* sines, const bf16* norm, float epsilon,
+                   floats to[V]) {
     constexpr int SIZE = V * LANES, HALF = SIZE / 2;
     float flat[SIZE], turned[SIZE];
     floats x[V], squares = {};
@@ -202,7 +204,8 @@ void weighted_values(const bf16* values, int64_t tokens, const float* shares, in
 
 // The queries of one key head, of slots that continue one prompt (or have none).
 template <int V, int J>
-void attend_together(const Attention& a, const int64_t* slots, int64_t count, int64_t head, std::vector<float>& memory) {
+void attend_together(const Attention& a, const int64_t* slots, int64_t count, int64_t head,
+                     std::vector<float>& memory) {
     constexpr int D = V * LANES, ROW = J * LANES;
     const int64_t group = a.heads / a.key_heads, queries = count * group;
     const int64_t prompt = a.prompt_keys ? a.prompt_of_slot[slots[0]] : 0;
@@ -289,7 +292,8 @@ void attend_together(const Attention& a, const int64_t* slots, int64_t count, in
         const bf16* values = a.values + (slot * a.key_heads + head) * a.capacity * D;
         weighted_values<V>(values, a.lengths[slot] + 1, own + first * width, 1, width, group, total + first * D);
         bf16* out = a.out + (slot * a.heads + head * group) * D;
-        for (int64_t i = 0; i < group * D; i += LANES) store(out + i, load(total + first * D + i) / mass[first + i / D]);
+        for (int64_t i = 0; i < group * D; i += LANES)
+            store(out + i, load(total + first * D + i) / mass[first + i / D]);
     }
 }
 
@@ -419,8 +423,8 @@ static void configure(int first, int second) {  // rows of tiles 0, 1 and 4, and
     _tile_loadconfig(&shape);
 }
 
-// out [rows outputs] = hidden [rows inputs] times weights, which lie as [outputs/16][inputs/32][16 pairs][16 outputs][2],
-// plus the bias; or out += that, rounded before.
+// out [rows outputs] = hidden [rows inputs] times weights, plus the bias; or out += that, rounded before. The weights
+// lie as [outputs/16][inputs/32][16 pairs][16 outputs][2].
 void product(const bf16* hidden, const bf16* weights, const bf16* bias, bf16* out, int64_t rows, int64_t inputs,
              int64_t outputs, int adds) {
     constexpr int64_t TILE = 512, AT_ONCE = 128;  // numbers of a tile; rows that read weights from the nearest cache

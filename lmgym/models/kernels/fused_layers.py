@@ -25,8 +25,7 @@ ATTENTION, MLP = {*QUERY_KEY_VALUE, "o_proj"}, {"gate_proj", "up_proj", "down_pr
 
 
 def is_known(layer: nn.Module) -> bool:
-    """True if the modules of a layer are named as Llama's, and have sizes that decoding.cpp knows. What the layer does
-    with them shows in the trial (models/native_trial.py) alone."""
+    """True if the modules of a layer are Llama's by name, and of sizes that decoding.cpp knows."""
     parts: dict[str, dict[str, Any]] = {name: dict(part.named_children()) for name, part in layer.named_children()}
     if set(parts) != LAYER or set(parts["mlp"]) != MLP or set(parts["self_attn"]) - set(NORMS) != ATTENTION:
         return False
@@ -63,7 +62,11 @@ class FusedLayers:
             layer.lay_out()
         if type(self.head) is nn.Linear and "forward" not in vars(self.head):
             product = Product(self.head)
-            self.head.forward = lambda hidden: product(hidden.contiguous())  # type: ignore[method-assign]
+            self.head.forward = (
+                lambda hidden: product(  # type: ignore[method-assign]
+                    hidden.flatten(0, -2).contiguous()
+                ).unflatten(0, hidden.shape[:-1])
+            )
 
     def release(self) -> None:
         """Drop the weights that are laid out; the layers have their usual `forward` again."""

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
 from lmgym.models.kernels import onednn_linear
 
 SOURCE = Path(__file__).with_name("decoding.cpp")
@@ -57,10 +58,7 @@ def library() -> ctypes.CDLL:
     path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / FOLDER / name
     try:
         if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # several processes may do it at once
-                _output([compiler, *FLAGS, str(SOURCE), "-o", str(Path(folder) / name)])
-                os.replace(Path(folder) / name, path)
+            _compile(compiler, path)
         found = ctypes.CDLL(str(path))
     except OSError as error:
         raise LmgymError(f"{path} cannot be written or loaded ({error.strerror or error})") from error
@@ -136,6 +134,14 @@ def draw(
     places = uniform.data_ptr(), tokens.data_ptr(), logprobs.data_ptr()
     library().draw(logits.data_ptr(), rows, vocabulary, temperature, *places, logits.dtype == torch.bfloat16)
     return tokens, logprobs
+
+
+@doing("compiling kernels for this processor, once")
+def _compile(compiler: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # several processes may do it at once
+        _output([compiler, *FLAGS, str(SOURCE), "-o", str(Path(folder) / path.name)])
+        os.replace(Path(folder) / path.name, path)
 
 
 def _output(command: list[str]) -> str:
