@@ -59,10 +59,10 @@ class Machine:
         """The policy section with the precision and the path of this run in place of "auto"."""
         compute = self.compute if section.compute == "auto" else None
         path = self.path if section.path == "auto" else None
-        begun = self.kernels or (None if self.compute is None else "torch")  # of a machine.json from before it
-        kernels = begun if section.kernels == "auto" else None
         section = replace(section, compute=compute or section.compute, path=path or section.path)
-        section = replace(section, kernels=kernels or section.kernels)
+        if section.kernels == "auto" and self.compute is not None:  # a machine.json of before it: torch
+            same = section.compute == self.compute and section.path == self.path
+            section = replace(section, kernels=(self.kernels if same else None) or "torch")
         if self.memory_gib is None:
             return section
         tokens, again = self.tokens_per_forward, self.activation_checkpointing

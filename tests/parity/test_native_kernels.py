@@ -218,9 +218,13 @@ def test_a_run_chooses_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("lmgym.models.device.onednn_linear.pays", lambda: True)
     assert setup.load_weights(config.policy, config.seed, Machine(threads=1), None).native and len(tried) == 1
     for kernels, expected in (("native", True), ("torch", False), (None, False)):
-        Machine(threads=1, compute="bfloat16", prepacked=True, kernels=kernels).write(tmp_path)
+        Machine(threads=1, compute="bfloat16", path="fast", prepacked=True, kernels=kernels).write(tmp_path)
         machine = choose_machine(config, tmp_path)
         assert setup.load_weights(config.policy, config.seed, machine, None).native is expected and len(tried) == 1
+    machine = Machine(threads=1, compute="bfloat16", path="fast", prepacked=True, kernels="native")
+    wider = replace(config.policy, compute="float32")  # what was chosen for bf16 is nothing to insist on
+    assert machine.policy_section(config.policy).kernels == "native"
+    assert machine.policy_section(wider).kernels == "torch"
     (tmp_path / "machine.json").write_text(json.dumps({"threads": 1, "compute": "bfloat16", "kernels": "fast"}))
     with pytest.raises(LmgymError, match="kernels is 'fast'"):
         choose_machine(config, tmp_path)

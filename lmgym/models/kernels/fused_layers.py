@@ -53,7 +53,7 @@ class FusedLayers:
     Example: fused = FusedLayers(model.model.layers, model.lm_head); fused.lay_out() before sampling; fused.release()
     when the weights have changed"""
 
-    def __init__(self, layers: nn.ModuleList, head: nn.Module) -> None:
+    def __init__(self, layers: nn.ModuleList, head: Any) -> None:
         self.layers, self.head = [FusedLayer(layer) for layer in layers], head
 
     def lay_out(self) -> None:
@@ -62,11 +62,7 @@ class FusedLayers:
             layer.lay_out()
         if type(self.head) is nn.Linear and "forward" not in vars(self.head):
             product = Product(self.head)
-            self.head.forward = (
-                lambda hidden: product(  # type: ignore[method-assign]
-                    hidden.flatten(0, -2).contiguous()
-                ).unflatten(0, hidden.shape[:-1])
-            )
+            self.head.forward = lambda hidden: product(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
 
     def release(self) -> None:
         """Drop the weights that are laid out; the layers have their usual `forward` again."""

@@ -90,6 +90,7 @@ class Product:
         self.weight = weight.view(tiles).permute(0, 2, 3, 1, 4).contiguous() if self.own else onednn_linear.pack(weight)
 
     def __call__(self, hidden: Float[Tensor, "R I"]) -> Float[Tensor, "R O"]:
+        hidden = hidden.contiguous()
         if not self.own:
             return onednn_linear.product(hidden, self.weight, self.bias)
         out = hidden.new_empty(len(hidden), self.outputs)
@@ -99,7 +100,7 @@ class Product:
     def add_to(self, total: Float[Tensor, "R O"], hidden: Float[Tensor, "R I"]) -> None:
         """total += the product."""
         if self.own:
-            self._compute(hidden, total, adds=True)
+            self._compute(hidden.contiguous(), total, adds=True)
         else:
             total += self(hidden)
 
