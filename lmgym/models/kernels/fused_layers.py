@@ -60,7 +60,8 @@ class FusedLayers:
         """Lay out the weights, where this has not been done, and let the layers compute with them."""
         for layer in self.layers:
             layer.lay_out()
-        if type(self.head) is nn.Linear and "forward" not in vars(self.head):
+        plain = type(self.head) is nn.Linear
+        if plain and "forward" not in vars(self.head):
             product = Product(self.head)
             self.head.forward = lambda hidden: product(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
 
@@ -107,8 +108,8 @@ class FusedLayer:
         joined, out, gate_up, down = self.products
         rows = hidden.view(-1, hidden.shape[-1])
         attend = self._attend_slots if isinstance(lmgym_layout, CachedRows) else self._attend_rows
-        together = joined(_norm(rows, self.layer.input_layernorm))
-        out.add_to(rows, attend(together, *named["position_embeddings"], lmgym_layout))
+        together, (cosines, sines) = joined(_norm(rows, self.layer.input_layernorm)), named["position_embeddings"]
+        out.add_to(rows, attend(together, cosines, sines, lmgym_layout))
         inner = gate_up(_norm(rows, self.layer.post_attention_layernorm))
         down.add_to(rows, native.gated(inner))
         return hidden
