@@ -28,6 +28,7 @@ from lmgym.models.gguf import folder_of
 from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
 from lmgym.models.kernels import onednn_products
+from lmgym.models.native_trial import native_where
 from lmgym.models.parity import modules as parity
 from lmgym.models.policy import VALUE_HEAD, Policy, Route
 from lmgym.models.rounding import RoundedWeights
@@ -86,6 +87,9 @@ class PolicySection(Section):
     parity: Literal["rounding", "exact"] = field(default="rounding", metadata=RECORDED)
     """How far log-probabilities of sampled tokens and those that are scored and trained on may lie apart. rounding: as
     far as rounding explains; exact: they are the same bits, which takes longer (docs/precision.md). On a CPU."""
+    kernels: Literal["auto", "torch", "native"] = field(default="auto", metadata=FREE)  # machine.json has what counts
+    """Sampling in bf16 on a CPU. native: what lies between the products of a layer like Llama's is computed by kernels
+    that a C++ compiler makes once for this processor; auto: if there is one, and they agree with torch's in a trial."""
     tokens_per_forward: PositiveInt | None = field(default=None, metadata=RECORDED)
     """Limit on the tokens of one forward pass. It bounds the memory and changes results by rounding alone. With packed
     rows (on a CPU, or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long
@@ -158,6 +162,7 @@ class PolicySection(Section):
         """Raise LmgymError for keys that do not go with exact parity."""
         others = {
             "quantise": (self.quantise is not None, "packed weights are multiplied by other code"),
+            "kernels": (self.kernels == "native", "it has products and an attention of its own"),
             "products": (self.products == "onednn", "it chooses its products itself"),
             "attention": (self.attention == "flex", "it has an attention of its own"),
             "path": (self.path == "plain", "Hugging Face's padded pass depends on the batch"),
@@ -200,6 +205,8 @@ def load_policy(
             check_served(policy)
         if section.rounding == "stochastic" and policy.compute == torch.bfloat16:
             policy = policy.but(rounded=RoundedWeights(model, seed))
+        used, unused = native_where(policy, section.kernels)
+        policy = policy.but(native=used, native_unused=unused)
         return policy if folder is None else _with_saved_critic(policy, section, seed, folder)
 
 
