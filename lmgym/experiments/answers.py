@@ -119,9 +119,8 @@ def _answered(prompt: Prompt, episodes: Sequence[Episode], tokenizer: Any) -> An
                 f"the environment failed on prompt {episode.group + 1}: {episode.error or 'nothing was said'}"
             )
     turn = episodes[0].turns[0]
-    full = tokenizer.decode(
-        turn.source_ids or turn.prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
+    ids = turn.source_ids or turn.prompt_ids
+    full = decoded(tokenizer, ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     several = any(len(episode.turns) > 1 for episode in episodes)
     return Answered(
         prompt,

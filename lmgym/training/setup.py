@@ -25,6 +25,8 @@ from lmgym.models.device import prepare_process
 from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
+from lmgym.pictures.store import FOLDER as PICTURES
+from lmgym.pictures.store import keep_pictures_in
 from lmgym.rewards.base import Reward, check_examples
 from lmgym.rewards.building import available_metrics, build_rewards
 from lmgym.rewards.champions import check_champions
@@ -59,6 +61,7 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     if not waiting.IN_TIME:
         console.say(waiting.TORCH_CAME_FIRST)
     folder = Path(config.out or DEFAULT_FOLDER).absolute()
+    keep_pictures_in(folder / PICTURES)
     lock = lock_begun(folder, console.warn) if ranks.first else None  # before it is decided where the run stands
     try:
         ranks.wait()
