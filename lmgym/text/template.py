@@ -223,7 +223,7 @@ def _found_form(tokenizer: Any) -> Form:
     as_text, without = written(asked), written([first, second])
     within = written([first, {"type": "image"}, second])
     # A list that is written as code of Python, or as JSON, is not understood.
-    if not within or asked + more not in without or "'text'" in within or '"text"' in within:
+    if not within or more not in without or "'text'" in within or '"text"' in within:
         return Form()
     same = next((n for n, (one, two) in enumerate(zip(without, within, strict=False)) if one != two), len(without))
     rest = without[same:]
