@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": "..."}
 Prompt = str | Sequence[Message]
-PICTURE = "\ufffc"  # the object replacement character, which Unicode has for this: something that is no text stands here
+PICTURE = (
+    "\ufffc"  # the object replacement character, which Unicode has for this: something that is no text stands here
+)
 
 
 class RecipeText(str):

@@ -27,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="prompts, one a line; of a .jsonl file, each line's `prompt` (a text or chat messages) and `images`",
     )
     parser.add_argument(
-        "--picture", action="append", default=[], type=Path, metavar="FILE", help="a picture before each prompt; may be given several times"
+        "--picture",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="a picture before each prompt; may be given several times",
     )
     parser.add_argument("--task", metavar="LABEL", help="which task of a mixture the prompts belong to")
     parser.add_argument("--samples", type=int, metavar="N", help="answers to each prompt, drawn at random if several")

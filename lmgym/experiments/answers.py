@@ -19,9 +19,10 @@ from lmgym.tasks.mixture import member_section
 from lmgym.tasks.rows.formats import SUFFIXES, rows_of
 from lmgym.tasks.rows.pictures import RowPictures
 from lmgym.tasks.rows.unpacked import kind_of
+from lmgym.text.pictures import decoded
 from lmgym.training.planning.preflight import check_cut, cut_prompts
 from lmgym.training.setup import actor_of
-from lmgym.types import Episode, Message, picture_text
+from lmgym.types import Episode, Message, RecipeText, picture_text
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def with_pictures(prompts: Sequence[Prompt], files: Sequence[Path]) -> list[Prom
     naming the file, for one that is no picture.
 
     Example: with_pictures(["How many circles are there?"], [Path("shapes.png")])"""
-    shown = list[str]()
+    shown = list[RecipeText]()
     for path in files:
         try:
             shown.append(picture_text(current_store().put(read_bytes(path, MOST_BYTES))))

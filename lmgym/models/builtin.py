@@ -12,8 +12,6 @@ from transformers import (
     BartForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
-    Idefics3Config,
-    Idefics3ForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -21,6 +19,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.models.idefics3 import Idefics3Config, Idefics3ForConditionalGeneration
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
@@ -38,8 +37,9 @@ DERIVED = ("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tie_word_em
 
 @dataclass(frozen=True)
 class Family:
-    """A built-in model: its classes, the configuration fields that differ from the defaults of the class, the file of its
-    weights beside this module, if it has been trained, its own tokenizer, and the folder of its processor of pictures.
+    """A built-in model: its classes, the configuration fields that differ from the defaults of the class, the file of
+    its weights beside this module, if it has been trained, its own tokenizer, and the folder of its processor of
+    pictures.
     Example: Family(GPT2Config, GPT2LMHeadModel, {"n_embd": 64})"""
 
     config: type[Any]

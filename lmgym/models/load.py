@@ -232,8 +232,8 @@ def _loaded(
 
 
 def _with_vision(policy: Policy, section: PolicySection, folder: Path | None) -> Policy:
-    """The policy with what reads pictures, if its model does and its processor is there: the vision tower frozen, unless
-    it trains. Raises LmgymError if the section asks to train what is not there."""
+    """The policy with what reads pictures, if its model does and its processor is there: the vision tower frozen,
+    unless it trains. Raises LmgymError if the section asks to train what is not there."""
     processor = _processor(section, policy.model.config, policy.tokenizer, folder)
     if processor is None:
         if section.train_vision:

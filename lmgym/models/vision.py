@@ -100,7 +100,9 @@ def load_processor(model: str, revision: str | None, config: Any, tokenizer: Any
         processor = _without_videos(kind)(images, tokenizer, **settings)
         processor.lmgym_files = files
     except Exception as error:  # transformers, Pillow and the Hub client have no common exception
-        raise LmgymError(f"policy.model: could not load the processor of pictures of {model} ({reason(error)})") from error
+        raise LmgymError(
+            f"policy.model: could not load the processor of pictures of {model} ({reason(error)})"
+        ) from error
     if getattr(tokenizer, "chat_template", None) is None:
         tokenizer.chat_template = getattr(processor, "chat_template", None)
     placeholder = placeholder_of(processor)

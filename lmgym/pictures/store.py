@@ -40,8 +40,8 @@ FIRST_FRAME = "a picture is animated, or has several pages; of such files only t
 class PictureStore:
     """The pictures in a folder, which is made with the first one.
 
-    A name is the SHA-256 of "P6\\n{width} {height}\\n255\\n" and the bytes of all pixels (the picture as a PPM file), so
-    it does not depend on how the file was packed. Equal pictures are one file; several processes may write at once.
+    A name is the SHA-256 of "P6\\n{width} {height}\\n255\\n" and the bytes of all pixels (the picture as a PPM file),
+    so it does not depend on how the file was packed. Equal pictures are one file; several processes may write at once.
 
     Example: PictureStore(Path("runs/a/pictures")).put(Path("cat.jpg").read_bytes()) -> '3f2a91c04b...'"""
 

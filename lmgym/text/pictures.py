@@ -1,6 +1,6 @@
 """Pictures among the tokens of a text. A picture is several tokens of its own: which ones, the model alone knows, and
-tells it here (`read_pictures`). Their ids are above the vocabulary (pictures/ids.py), so a tokenizer cannot decode them.
-Imports no torch."""
+tells it here (`read_pictures`). Ids of its pieces are above the vocabulary (pictures/ids.py), so a tokenizer cannot
+decode them. Imports no torch."""
 
 from collections.abc import Callable, Sequence
 from itertools import groupby

@@ -98,7 +98,7 @@ def around_answer(tokenizer: Any) -> tuple[str, str, str] | None:
 
 @dataclass
 class Marks:
-    """Marks around the names of control tokens in texts, a mark in place of an answer, and one in place of each picture.
+    """Marks around the names of control tokens in texts, in place of an answer, and in place of each picture.
 
     `texts` is all that the template will see. The characters are ones that no template changes (private use of Unicode,
     digits): not by trimming, changing case or writing JSON."""

@@ -301,9 +301,7 @@ def test_a_saved_policy_is_the_same(family: str, tmp_path: Path) -> None:
     assert again.vision is not None
     again.vision.reader.pictures = pictures()[0]
     assert prompts(again) == prompts(policy)
-    assert torch.equal(
-        again.compute_logprobs_no_grad(batch).logprobs, policy.compute_logprobs_no_grad(batch).logprobs
-    )
+    assert torch.equal(again.compute_logprobs_no_grad(batch).logprobs, policy.compute_logprobs_no_grad(batch).logprobs)
 
 
 @every_family

@@ -34,7 +34,7 @@ from lmgym.pictures.ids import is_piece
 from lmgym.types import Turn
 
 FORMAT = 1
-LITTLE = {"int32": np.dtype("<i4"), "float32": np.dtype("<f4"), "int64": np.dtype("<i8")}  # by numpy's name of the type
+LITTLE = {"int32": "<i4", "float32": "<f4", "int64": "<i8"}  # by numpy's name of the type
 
 Integers = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float32]
@@ -195,7 +195,7 @@ def row_of_turns(turns: Sequence[Turn], first: int = 0) -> TraceRow:
 
 def _ids(ids: Sequence[int]) -> Integers:
     """Token ids; those of pictures take 64 bits."""
-    return np.array(ids, np.int64 if any(map(is_piece, ids)) else np.int32)
+    return np.array(ids, np.int64) if any(map(is_piece, ids)) else np.array(ids, np.int32)
 
 
 def _token_rewards(turn: Turn) -> Numbers:

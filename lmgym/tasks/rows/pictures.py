@@ -23,7 +23,16 @@ ADDRESS = re.compile(r"[a-z][a-z0-9+.-]{0,20}://", re.IGNORECASE)
 BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 BEGINNINGS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM")  # of files of pictures
 KINDS = ("image", "image_url", "input_image")  # of a message's part
-HOLDERS = ("image", "image_url", "source", "url", "path", "base64", "data", "bytes")  # where such a part has its picture
+HOLDERS = (
+    "image",
+    "image_url",
+    "source",
+    "url",
+    "path",
+    "base64",
+    "data",
+    "bytes",
+)  # where such a part has its picture
 
 
 @dataclass(frozen=True)
@@ -106,8 +115,8 @@ class RowPictures:
         data = value if isinstance(value, bytes) else self._read(value, whose) if isinstance(value, str) else None
         if data is None:
             raise LmgymError(
-                f"{whose} must hold pictures: paths of files, data: addresses, base64 or bytes, got {represent(value)}; "
-                "task.images: null leaves the column to meta"
+                f"{whose} must hold pictures (paths of files, data: addresses, base64 or bytes), got {represent(value)}"
+                "; task.images: null leaves the column to meta"
             )
         try:
             return picture_text(self.store.put(data))
