@@ -119,13 +119,12 @@ def builtin_model(
             f"policy.model: {name} is trained, with builtin:bytes and the architecture of {BUILTIN}; remove "
             f"policy.architecture and policy.tokenizer, or name {BUILTIN}"
         )
-    valid = set(family.config().to_dict()) - set(DERIVED if family.config is T5Config else ())
-    for key, value in architecture.items():
-        if key not in valid:
-            raise LmgymError(f"unknown key 'policy.architecture.{key}'; {suggest(str(key), valid)}")
-        most = MOST_LAYERS if "layer" in key else LARGEST_SIZE
-        if isinstance(value, int) and value > most:
-            raise LmgymError(f"policy.architecture.{key} is {value}; a built-in model is small: at most {most}")
+    if family.processor is not None and PLACES[0] not in tokenizer.get_vocab():
+        raise LmgymError(f"policy.tokenizer: {name} speaks {family.tokenizer}, which has marks for pictures; remove it")
+    known = family.config().to_dict()
+    for key in DERIVED if family.config is T5Config else ():
+        known.pop(key, None)
+    _check_fields(architecture, _joined(known, family.fields), "policy.architecture")
     words = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -154,6 +153,18 @@ def _joined(fields: Mapping[str, Any], architecture: Mapping[str, Any]) -> dict[
     """The fields, with those of the recipe in place of theirs; of the configurations within, each field by itself."""
     parts = {key: {**fields[key], **value} for key, value in architecture.items() if isinstance(fields.get(key), dict)}
     return {**fields, **architecture, **parts}
+
+
+def _check_fields(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+    """Raise LmgymError for a field that the configuration does not know, or that is too large for a small model."""
+    for key, value in given.items():
+        if key not in known:
+            raise LmgymError(f"unknown key '{where}.{key}'; {suggest(str(key), known)}")
+        most = MOST_LAYERS if "layer" in key else LARGEST_SIZE
+        if isinstance(value, int) and value > most:
+            raise LmgymError(f"{where}.{key} is {value}; a built-in model is small: at most {most}")
+        if isinstance(value, Mapping) and isinstance(known[key], Mapping):
+            _check_fields(value, known[key], f"{where}.{key}")
 
 
 def _check_runs(model: PreTrainedModel) -> None:
