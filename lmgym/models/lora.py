@@ -39,9 +39,7 @@ def add_lora(
     whose whole names match `spared`, a regular expression. The adapters are zero at first, so outputs do not change.
     Raises LmgymError without peft, or without such a layer."""
     peft = _peft()
-    config = peft.LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, exclude_modules=spared
-    )
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, exclude_modules=spared)
     with seeded(seed):
         try:
             _inject(config, model)

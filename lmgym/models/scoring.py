@@ -49,9 +49,7 @@ class ScoringModel(Protocol):
 
     def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]: ...
 
-    def forward_hidden(
-        self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "... B L"], layout: Layout
-    ) -> Tensor: ...
+    def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "... B L"], layout: Layout) -> Tensor: ...
 
     def positions(self, index: Int[Tensor, "... N T"]) -> dict[str, Tensor]: ...
 
@@ -128,9 +126,7 @@ class Packing(Layout, Protocol):
     positions: Int[Tensor, " L"]
 
 
-def _run(
-    model: ScoringModel, batch: Batch, layout: Packing, taken: Callable[[Tensor], Tensor]
-) -> Float[Tensor, "L H"]:
+def _run(model: ScoringModel, batch: Batch, layout: Packing, taken: Callable[[Tensor], Tensor]) -> Float[Tensor, "L H"]:
     """The last hidden states of the tokens that a function takes from a column [... N T] of the batch, [... L]."""
     ids, places = taken(batch.tokens), model.places(batch.tokens)
     positions = layout.positions[None] if places is None else taken(places)[:, None]

@@ -89,7 +89,8 @@ def load_processor(model: str, revision: str | None, config: Any, tokenizer: Any
     missing.
 
     Example: load_processor("HuggingFaceTB/SmolVLM-256M-Instruct", None, config, tokenizer).image_token -> "<image>" """
-    kind, files = PROCESSOR_MAPPING[type(config)], _files(model, revision)
+    kind: Any = PROCESSOR_MAPPING[type(config)]
+    files = _files(model, revision)
     if not files:
         return None
     try:
@@ -100,7 +101,9 @@ def load_processor(model: str, revision: str | None, config: Any, tokenizer: Any
         processor = _without_videos(kind)(images, tokenizer, **settings)
         processor.lmgym_files = files
     except Exception as error:  # transformers, Pillow and the Hub client have no common exception
-        raise LmgymError(f"policy.model: could not load the processor of pictures of {model} ({reason(error)})") from error
+        raise LmgymError(
+            f"policy.model: could not load the processor of pictures of {model} ({reason(error)})"
+        ) from error
     if getattr(tokenizer, "chat_template", None) is None:
         tokenizer.chat_template = getattr(processor, "chat_template", None)
     placeholder = placeholder_of(processor)
