@@ -19,7 +19,6 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
-from transformers.models.idefics3 import Idefics3Config, Idefics3ForConditionalGeneration
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
@@ -27,36 +26,27 @@ from lmgym.core.registry import suggest
 from lmgym.models.seeded import seeded
 
 BUILTIN = "builtin:tiny"
-VISION = "builtin:tiny_vision"
 PREFIX = "builtin:"
 LARGEST_SIZE, MOST_LAYERS = 2**17, 1000  # of a built-in model's architecture: beyond, it would be built for minutes
 SPECIAL = ["<pad>", "<bos>", "<eos>"]  # ids 0, 1 and 2 of every built-in tokenizer
-PLACES = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]  # of Idefics3's pictures
 DERIVED = ("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tie_word_embeddings")  # computed by T5Config
 
 
 @dataclass(frozen=True)
 class Family:
-    """A built-in model: its classes, the configuration fields that differ from the defaults of the class, the file of
-    its weights beside this module, if it has been trained, its own tokenizer, and the folder of its processor of
-    pictures.
+    """A built-in model: its classes, the configuration fields that differ from the defaults of the class, and the file
+    of its weights beside this module, if it has been trained.
     Example: Family(GPT2Config, GPT2LMHeadModel, {"n_embd": 64})"""
 
     config: type[Any]
     model: Callable[[Any], PreTrainedModel]
     fields: Mapping[str, Any]
     weights: str | None = None
-    tokenizer: str = "builtin:bytes"
-    processor: str | None = None
 
 
 TINY_LLAMA = {
     "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 4, "max_position_embeddings": 512, "tie_word_embeddings": True,
-}  # fmt: skip
-TOWER = {
-    "hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 64,
-    "patch_size": 8,
 }  # fmt: skip
 # Dropout is 0 everywhere: sampler and update must compute the same distribution.
 MODELS = {
@@ -79,10 +69,6 @@ MODELS = {
         "decoder_start_token_id": 1,  # not BART's own, its EOS, which would end an answer at once
         "forced_bos_token_id": None, "forced_eos_token_id": None,
     }),
-    # Pictures of 64 x 64 pixels become 16 pieces.
-    VISION: Family(Idefics3Config, Idefics3ForConditionalGeneration, {
-        "vision_config": TOWER, "text_config": {"model_type": "llama", **TINY_LLAMA}, "scale_factor": 2,
-    }, tokenizer="builtin:picture_bytes", processor="tiny_vision"),
 }  # fmt: skip
 
 
@@ -91,24 +77,13 @@ def is_builtin(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def usual_tokenizer(name: str) -> str:
-    """The tokenizer of a built-in model, unless the recipe names another."""
-    return MODELS[name].tokenizer if name in MODELS else "builtin:bytes"
-
-
-def processor_folder(name: str) -> str:
-    """The folder with the processor of pictures of a built-in model that reads them."""
-    return str(Path(__file__).parent / str(MODELS[name].processor))
-
-
 def builtin_model(
     name: str, tokenizer: PreTrainedTokenizerFast, architecture: Mapping[str, Any], seed: int
 ) -> PreTrainedModel:
-    """A model of about a million parameters, in fp32 on the CPU; the same arguments give the same weights.
+    """A model of less than a million parameters, in fp32 on the CPU; the same arguments give the same weights.
 
-    builtin:tiny is a Llama, builtin:tiny_gpt2 a GPT-2, builtin:tiny_t5 a T5, builtin:tiny_bart a BART, and
-    builtin:tiny_vision an Idefics3 that sees pictures, all with random weights. builtin:sums is the Llama after
-    training on sums (recipes/sums.yaml): it continues "37 + 45\nAnswer:".
+    builtin:tiny is a Llama, builtin:tiny_gpt2 a GPT-2, builtin:tiny_t5 a T5, builtin:tiny_bart a BART, all with random
+    weights. builtin:sums is the Llama after training on sums (recipes/sums.yaml): it continues "37 + 45\nAnswer:".
     `architecture` sets fields of the model's transformers configuration. Raises LmgymError for an unknown name, an
     unknown field, and values that do not fit together or not to trained weights."""
     if name not in MODELS:
@@ -119,24 +94,21 @@ def builtin_model(
             f"policy.model: {name} is trained, with builtin:bytes and the architecture of {BUILTIN}; remove "
             f"policy.architecture and policy.tokenizer, or name {BUILTIN}"
         )
-    if family.processor is not None and PLACES[0] not in tokenizer.get_vocab():
-        raise LmgymError(f"policy.tokenizer: {name} speaks {family.tokenizer}, which has marks for pictures; remove it")
-    known = family.config().to_dict()
-    for key in DERIVED if family.config is T5Config else ():
-        known.pop(key, None)
-    _check_fields(architecture, _joined(known, family.fields), "policy.architecture")
-    words = {
+    valid = set(family.config().to_dict()) - set(DERIVED if family.config is T5Config else ())
+    for key, value in architecture.items():
+        if key not in valid:
+            raise LmgymError(f"unknown key 'policy.architecture.{key}'; {suggest(str(key), valid)}")
+        most = MOST_LAYERS if "layer" in key else LARGEST_SIZE
+        if isinstance(value, int) and value > most:
+            raise LmgymError(f"policy.architecture.{key} is {value}; a built-in model is small: at most {most}")
+    fields = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
+        **family.fields,
+        **architecture,
     }
-    if family.processor is None:
-        fields = {**words, **family.fields, **architecture}
-    else:  # a configuration of two, for the words and for the pictures
-        fields = _joined(family.fields, architecture)
-        fields["text_config"] = {**words, **fields["text_config"]}
-        fields |= {"image_token_id": tokenizer.convert_tokens_to_ids("<image>"), "tie_word_embeddings": True}
     with seeded(seeds.key(seed, "initial weights")):
         try:
             model = family.model(family.config(**fields))
@@ -147,24 +119,6 @@ def builtin_model(
     if family.weights and model.device.type != "meta":
         load_model(model, Path(__file__).parent / family.weights)
     return model
-
-
-def _joined(fields: Mapping[str, Any], architecture: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields, with those of the recipe in place of theirs; of the configurations within, each field by itself."""
-    parts = {key: {**fields[key], **value} for key, value in architecture.items() if isinstance(fields.get(key), dict)}
-    return {**fields, **architecture, **parts}
-
-
-def _check_fields(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
-    """Raise LmgymError for a field that the configuration does not know, or that is too large for a small model."""
-    for key, value in given.items():
-        if key not in known:
-            raise LmgymError(f"unknown key '{where}.{key}'; {suggest(str(key), known)}")
-        most = MOST_LAYERS if "layer" in key else LARGEST_SIZE
-        if isinstance(value, int) and value > most:
-            raise LmgymError(f"{where}.{key} is {value}; a built-in model is small: at most {most}")
-        if isinstance(value, Mapping) and isinstance(known[key], Mapping):
-            _check_fields(value, known[key], f"{where}.{key}")
 
 
 def _check_runs(model: PreTrainedModel) -> None:
@@ -180,7 +134,7 @@ def _check_runs(model: PreTrainedModel) -> None:
 
 
 def builtin_tokenizer(name: str = "builtin:bytes") -> PreTrainedTokenizerFast:
-    """The tokenizer builtin:bytes, builtin:numbers or builtin:picture_bytes; LmgymError for another name."""
+    """The tokenizer builtin:bytes or builtin:numbers; LmgymError for another name."""
     if name not in TOKENIZERS:
         raise LmgymError(f"policy.tokenizer: there is no '{name}'; {suggest(name, TOKENIZERS)}")
     return TOKENIZERS[name]()
@@ -195,13 +149,6 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(**_special(tokenizer), model_max_length=512)
-
-
-def picture_byte_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of single bytes, and behind them the marks that stand around a picture."""
-    tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": PLACES})
-    return tokenizer
 
 
 class NumberTokenizer(PreTrainedTokenizerFast):
@@ -242,7 +189,6 @@ def number_tokenizer() -> PreTrainedTokenizerFast:
 TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
     "builtin:bytes": byte_tokenizer,
     "builtin:numbers": number_tokenizer,
-    "builtin:picture_bytes": picture_byte_tokenizer,
 }
 
 

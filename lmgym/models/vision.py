@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -45,7 +46,7 @@ FAMILIES = {
         plain_because="the pieces of a picture see each other, also those behind them, and packed rows do not do that",
     ),
 }
-FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json")
 IDS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")  # of a processor's outputs, not of pixels
 PAD, START, END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"  # of Qwen's templates, which write all three
 
@@ -82,23 +83,23 @@ def freeze_vision(model: PreTrainedModel) -> None:
             parameter.requires_grad_(False)
 
 
-def load_processor(model: str, revision: str | None, config: Any, tokenizer: Any) -> Any:
-    """transformers' processor of pictures and texts for the model in a folder or on the Hub, around this tokenizer,
-    which gets the processor's chat template if it has none; None if there are no files of one, so that the model reads
-    texts only. It reads no videos, and so needs no torchvision. Raises LmgymError if a file is damaged or a library is
-    missing.
+def make_processor(model: str, files: Mapping[str, bytes], config: Any, tokenizer: Any) -> Any:
+    """transformers' processor of pictures and texts, made of its `files` (`processor_files`) around this tokenizer,
+    which gets the processor's chat template if it has none. It reads no videos, and so needs no torchvision. Raises
+    LmgymError if a file is damaged or a library is missing.
 
-    Example: load_processor("HuggingFaceTB/SmolVLM-256M-Instruct", None, config, tokenizer).image_token -> "<image>" """
-    kind, files = PROCESSOR_MAPPING[type(config)], _files(model, revision)
-    if not files:
-        return None
+    Example: make_processor(model, processor_files(model, None), config, tokenizer).image_token -> "<image>" """
+    kind: Any = PROCESSOR_MAPPING[type(config)]
     try:
-        images = AutoImageProcessor.from_pretrained(model, revision=revision, trust_remote_code=False)
-        settings, _ = kind.get_processor_dict(model, revision=revision)
+        with TemporaryDirectory() as folder:
+            for name, data in files.items():
+                (Path(folder) / name).write_bytes(data)
+            images = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
+            settings, _ = kind.get_processor_dict(folder)
         known = {*inspect.signature(kind.__init__).parameters} - {*kind.get_attributes(), "self", "kwargs"}
         settings = {key: value for key, value in settings.items() if key in known}
         processor = _without_videos(kind)(images, tokenizer, **settings)
-        processor.lmgym_files = files
+        processor.lmgym_files = dict(files)
     except Exception as error:  # transformers, Pillow and the Hub client have no common exception
         raise LmgymError(
             f"policy.model: could not load the processor of pictures of {model} ({reason(error)})"
@@ -114,8 +115,9 @@ def load_processor(model: str, revision: str | None, config: Any, tokenizer: Any
     return processor
 
 
-def _files(model: str, revision: str | None) -> dict[str, bytes]:
-    """The files of a processor in a folder or on the Hub, by name."""
+def processor_files(model: str, revision: str | None) -> dict[str, bytes]:
+    """The files of the processor of a model in a folder or on the Hub, by name; none if it has no processor, so that it
+    reads texts only. Example: processor_files("HuggingFaceTB/SmolVLM-256M-Instruct", None).keys()"""
     quiet = dict.fromkeys(("_raise_exceptions_for_missing_entries", "_raise_exceptions_for_connection_errors"), False)
     paths = {name: cached_file(model, name, revision=revision, **quiet) for name in FILES}
     return {name: Path(path).read_bytes() for name, path in paths.items() if path is not None}
@@ -124,7 +126,8 @@ def _files(model: str, revision: str | None) -> dict[str, bytes]:
 def save_processor(processor: Any, folder: Path) -> None:
     """Write a processor to a folder, as the files that it was loaded from, videos included."""
     for name, data in processor.lmgym_files.items():
-        (folder / name).write_bytes(data)
+        if name != "chat_template.json":  # the tokenizer has it now, and saves it
+            (folder / name).write_bytes(data)
 
 
 def _without_videos(kind: Any) -> Any:

@@ -70,7 +70,7 @@ def _with_teacher_top(batch: Batch, teacher: FrozenPolicy | None) -> Batch:
 def _check_ids(batch: Batch, vocabulary: int) -> None:
     """Raise LmgymError for tokens that the policy does not have, as a reference may hold."""
     for column in (batch.tokens, batch.source):
-        beyond = [] if column is None else column[(column >= vocabulary) & (column < FIRST)]
+        beyond = () if column is None else column[(column >= vocabulary) & (column < FIRST)]
         if len(beyond):
             raise LmgymError(
                 f"a text that is trained on holds the token id {int(beyond[0])}, and the model has the ids 0 to "

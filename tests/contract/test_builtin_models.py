@@ -8,19 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
 from lmgym.core.errors import LmgymError
 from lmgym.models.builtin import (
     MODELS,
     TOKENIZERS,
-    VISION,
     builtin_model,
     builtin_tokenizer,
     byte_tokenizer,
@@ -37,7 +30,7 @@ SMALLER: dict[str, dict[str, Any]] = {  # one field each, by the name that the m
     "builtin:tiny_t5": {"num_layers": 1},
     "builtin:tiny_bart": {"encoder_layers": 1, "decoder_layers": 1},
 }
-UNTRAINED = [name for name, family in MODELS.items() if family.weights is None and family.processor is None]
+UNTRAINED = [name for name, family in MODELS.items() if family.weights is None]
 IDS = torch.tensor([[1, 10, 11, 12, 60], [1, 5, 99, 4, 3]])
 
 
@@ -97,21 +90,6 @@ def test_the_trained_model_can_add_and_keeps_its_shape() -> None:
     for arguments in ((tokenizer, {"num_hidden_layers": 1}), (number_tokenizer(), {})):
         with pytest.raises(LmgymError, match="builtin:sums is trained, with builtin:bytes and the architecture"):
             builtin_model("builtin:sums", *arguments, seed=0)
-
-
-def test_the_model_that_sees_is_a_function_of_the_seed_and_comes_back_from_its_folder(tmp_path: Path) -> None:
-    """Its words alone are a Llama's, and a picture of its size has 16 pieces."""
-    tokenizer = builtin_tokenizer("builtin:picture_bytes")
-    smaller = {"vision_config": {"num_hidden_layers": 1}, "text_config": {"num_hidden_layers": 1}}
-    first, again, other = (builtin_model(VISION, tokenizer, smaller, seed).eval() for seed in (3, 3, 4))
-    assert torch.equal(logits(first), logits(again)) and not torch.equal(logits(first), logits(other))
-    assert len(first.model.text_model.layers) == len(first.model.vision_model.encoder.layers) == 1
-    whole = builtin_model(VISION, tokenizer, {}, 0).eval()
-    assert whole.num_parameters() < 1_200_000 and logits(whole).shape == (2, 5, 263)
-    features = whole.get_image_features(pixel_values=torch.zeros(1, 1, 3, 64, 64), return_dict=True).pooler_output
-    assert sum(one.reshape(-1, 128).shape[0] for one in features) == 16
-    first.save_pretrained(tmp_path)
-    assert torch.equal(logits(AutoModelForImageTextToText.from_pretrained(tmp_path).eval()), logits(first))
 
 
 @pytest.mark.parametrize("tokenizer_name", TOKENIZERS)
@@ -193,26 +171,12 @@ def test_builtin_tiny_is_the_llama() -> None:
         ("builtin:tiny_t5", {"feed_forward_proj": "a-b-c"}, r"policy.architecture: .*feed_forward_proj"),
         ("builtin:tiny_t5", {"tie_word_embeddings": False}, r"unknown key 'policy.architecture.tie_word_embeddings'"),
         ("builtin:tiny_bart", {"d_model": 30}, r"policy.architecture: .*divisible by num_heads"),
-        (VISION, {}, r"policy.tokenizer: builtin:tiny_vision speaks builtin:picture_bytes, which has marks for pictures"),
         ("builtin:tiny_gtp2", {}, r"policy.model: there is no 'builtin:tiny_gtp2'; did you mean 'builtin:tiny_gpt2'\?"),
     ],
 )
 def test_what_cannot_be_built_is_named(name: str, architecture: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
         builtin_model(name, number_tokenizer(), architecture, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "sentence"),
-    [
-        ({"text_config": {"hidden_sise": 8}}, r"policy.architecture.text_config.hidden_sise'; did you mean 'hidden_size'"),
-        ({"vision_config": {"num_hidden_layers": 10**9}}, r"vision_config.num_hidden_layers is 1000000000; .* at most 1000"),
-        ({"vision_config": {"num_attention_heads": 5}}, r"policy.architecture: .*divisible by num_heads"),
-    ],
-)
-def test_what_cannot_be_built_of_a_model_that_sees_is_named(architecture: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(LmgymError, match=sentence):
-        builtin_model(VISION, builtin_tokenizer("builtin:picture_bytes"), architecture, seed=0)
 
 
 def test_names() -> None:

@@ -19,7 +19,7 @@ POLICY = {
     "device": "cpu",
     "architecture": runs.ARCHITECTURE | {"max_position_embeddings": 8192},
 }
-SEES = {"model": "builtin:tiny_vision", "device": "cpu", "train_vision": True}
+SEES = {"model": "builtin:tiny_idefics3", "device": "cpu", "train_vision": True}
 FEWER = dict.fromkeys(("arithmetic", "shapes"), {"size": 32, "test_size": 8, "validation_size": 8})
 
 

@@ -21,13 +21,12 @@ from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("no_picture")
-SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 EYES: dict[str, Any] = {
     "policy": {
-        "model": "builtin:tiny_vision",
+        "model": "builtin:tiny_idefics3",
         "device": "cpu",
         "train_vision": True,
-        "architecture": {"text_config": {**SMALL, "num_key_value_heads": 2}, "vision_config": SMALL},
+        "architecture": {**runs.ARCHITECTURE, "max_position_embeddings": 256},
     },
     "task": {"name": "shapes", "size": 16, "test_size": 4, "validation_size": 4},
     "rewards": {"length": {"unit": "characters", "target": 6}},

@@ -4,6 +4,7 @@ architecture; nothing is downloaded."""
 import functools
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ from torch import Tensor
 
 from lmgym.batch import Batch, collate
 from lmgym.core.errors import LmgymError
-from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.proof import prove
 from lmgym.inference.sampler import Sampler
+from lmgym.models import copies, scoring
+from lmgym.models.critic import with_critic
 from lmgym.models.distributions import own_logprobs
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.policy import Policy
 from lmgym.models.vision import picture_tokens, piece_count, vision_names
-from lmgym.pictures.ids import FIRST, is_piece, picture_of, piece_ids
+from lmgym.pictures.ids import is_piece, picture_of, piece_ids
 from lmgym.types import Episode, Example, Turn
 from tests import models, rounding, vision_models
 from tests.vision_models import Drawn
@@ -109,11 +112,10 @@ def test_sampled_scored_and_transformers_own_agree(family: str) -> None:
     assert near(policy, scored[batch.actions], own[batch.actions])
     assert near(policy, drawn[batch.actions], own[batch.actions])
     # The same text and another picture is another prompt.
-    same = batch.replace(tokens=torch.where(batch.tokens >= FIRST, batch.tokens, batch.tokens))
     one, two = shown(policy, 0), shown(policy, 1)
     assert [is_piece(id) for id in one] == [is_piece(id) for id in two]
     swap = {a: b for a, b in zip(one, two, strict=True) if is_piece(a)}
-    swapped = same.tokens.clone().apply_(lambda id: swap.get(id, id))
+    swapped = batch.tokens.clone().apply_(lambda id: swap.get(id, id))
     other = policy.compute_logprobs_no_grad(batch.replace(tokens=swapped)).logprobs
     first = batch.actions & (batch.group == 0)[:, None]
     assert float((other - scored)[first].abs().mean()) > 0.01
@@ -163,8 +165,9 @@ def gradient(policy: Policy, passes: Sequence[Sequence[int]], batch: Batch) -> T
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-@every_family
-@pytest.mark.parametrize("train_vision", [False, True])
+@pytest.mark.parametrize(
+    ("family", "train_vision"), [("idefics3", False), *((family, True) for family in vision_models.FAMILIES)]
+)
 def test_gradients_do_not_depend_on_cuts_and_order(family: str, train_vision: bool) -> None:
     policy = load(family, train_vision=train_vision)
     batch = sampled(policy)
@@ -262,8 +265,10 @@ def test_a_tower_that_trains_is_seen_by_the_sampler(family: str) -> None:
     assert near(policy, policy.compute_logprobs_no_grad(batch).logprobs[batch.actions], own[batch.actions])
 
 
-@every_family
-@pytest.mark.parametrize("train_vision", [False, True])
+@pytest.mark.parametrize(
+    ("family", "train_vision"),
+    [("idefics3", False), ("llava_onevision", True), ("qwen2_5_vl", False), ("gemma3", True)],
+)
 def test_adapters(family: str, train_vision: bool, tmp_path: Path) -> None:
     policy = load(family, lora_rank=2, train_vision=train_vision)
     before = load(family)
@@ -348,17 +353,132 @@ def test_what_does_not_fit_is_refused() -> None:
     policy = load("idefics3")
     assert policy.vision is not None
     batch = sampled(policy)
-    model = models.llama()
-    reader = Policy(model, models.tokenizer())
-    with pytest.raises(LmgymError, match="holds a picture, and this llama reads texts only"):
+    reader = policy.but(vision=None)
+    with pytest.raises(LmgymError, match="holds a picture, and this idefics3 reads texts only"):
         reader.compute_logprobs(batch)
     with pytest.raises(LmgymError, match="holds a picture, and the policy"):
         Sampler(reader).generate([Request(prompts(policy)[0], 0)], Sampling())
     beyond = piece_ids(pictures()[1][0], 1000)[-1]
-    with pytest.raises(LmgymError, match="piece 1000 of the picture .* which has 12 in this model"):
+    with pytest.raises(LmgymError, match=r"piece 1000 of the picture f923f72047, which has 20 in this model"):
         Sampler(policy).generate([Request((1, beyond), 0)], Sampling())
     policy.vision.reader.pictures = None
     with pytest.raises(LmgymError, match="no folder of pictures"):
         Sampler(policy).generate([Request((1, *piece_ids("ab" * 32, 2)), 0)], Sampling())
     with pytest.raises(LmgymError, match=r"policy.train_vision: builtin:tiny reads no pictures"):
         load_policy(PolicySection(train_vision=True))
+
+
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl"])
+def test_rows_that_fork_behind_a_picture_share_it(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, trees = policy_of(family), []
+    usual = scoring._on_tree
+    monkeypatch.setattr(scoring, "_on_tree", lambda *given: trees.append(1) or usual(*given))
+    begin = [1, *text("Look: "), *shown(policy, 2), *text(" at ")]
+    turns = [
+        Turn([*begin, *text("this")], text("one")),
+        Turn([*begin, *text("that, and "), *shown(policy, 0)], text("two"), restart=True),
+        Turn([*begin, *text("that")], text("three"), restart=True),
+    ]
+    batch = collate([Episode(Example("x", "?"), 0, 0, turns)])
+    scored = policy.compute_logprobs_no_grad(batch).logprobs
+    own, _ = own_logprobs(policy, batch)
+    assert trees and near(policy, scored[batch.actions], own[batch.actions])
+
+
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl"])
+def test_values_of_both_paths_agree(family: str) -> None:
+    policy = models.with_value_head(policy_of(family))
+    batch = sampled(policy)
+    fast, plain = (
+        one.compute_logprobs_no_grad(batch, values=True, last_values=True) for one in (policy, policy.but(fast=False))
+    )
+    assert near(policy, fast.require("values")[batch.actions], plain.require("values")[batch.actions])
+    assert near(policy, fast.require("last_values"), plain.require("last_values"))
+    apart = with_critic(policy_of(family), separate=True)
+    assert apart.critic is not None and apart.critic.vision is policy_of(family).vision
+    assert not bool(apart.compute_logprobs_no_grad(batch, values=True).require("values").any())
+
+
+@pytest.mark.parametrize("train_vision", [False, True])
+def test_frozen_copies_stay_what_they_were(train_vision: bool) -> None:
+    policy = load("idefics3", train_vision=train_vision)
+    batch = sampled(policy)
+    before = policy.compute_logprobs_no_grad(batch).logprobs
+    reference = copies.frozen(policy)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.1)
+    assert not torch.equal(policy.compute_logprobs_no_grad(batch).logprobs, before)
+    assert torch.equal(reference.compute_logprobs_no_grad(batch).logprobs, before)
+    own, _ = own_logprobs(policy, batch)
+    assert near(policy, policy.compute_logprobs_no_grad(batch).logprobs[batch.actions], own[batch.actions])
+
+
+@pytest.mark.parametrize("train_vision", [False, True])
+def test_in_bf16(train_vision: bool) -> None:
+    section = PolicySection(
+        model=str(folder_of("idefics3")), device="cpu", compute="bfloat16", train_vision=train_vision
+    )
+    policy = load_policy(section)
+    assert policy.vision is not None
+    policy.vision.reader.pictures = pictures()[0]
+    batch = sampled(policy)
+    scored = policy.compute_logprobs_no_grad(batch).logprobs
+    own, _ = own_logprobs(policy, batch)
+    drawn = batch.require("logprobs_sampler")
+    assert rounding.near_in_bf16(policy.model, drawn[batch.actions], scored[batch.actions])
+    assert rounding.near_in_bf16(policy.model, scored[batch.actions], own[batch.actions])
+    policy.compute_logprobs(batch).logprobs.sum().backward()
+    tower = [dict(policy.model.named_parameters())[name] for name in vision_names(policy.model)]
+    assert any(p.grad is not None for p in tower) == train_vision
+
+
+def test_layers_that_are_computed_again_give_the_same_gradient() -> None:
+    usual = load("idefics3", train_vision=True)
+    again = load("idefics3", train_vision=True, activation_checkpointing=True)
+    batch = sampled(usual)
+    rows = [list(range(len(batch)))]
+    one, two = (gradient(policy, rows, batch) for policy in (usual, again))
+    assert torch.equal(one, two)
+
+
+def test_beams_of_an_evaluation_see_pictures() -> None:
+    policy = policy_of("llava_onevision")
+    assert policy.vision is not None
+    requests = [Request(prompt, key) for key, prompt in enumerate(prompts(policy)[1:4])]
+    decoding = Decoding(temperature=0, max_new_tokens=NEW, generation={"num_beams": 2})
+    for request, answer in zip(requests, Sampler(policy).generate(requests, decoding), strict=True):
+        inputs = policy.vision.own_inputs(torch.tensor([request.prompt_ids]))
+        output = policy.model.generate(
+            **inputs, num_beams=2, do_sample=False, max_new_tokens=NEW, eos_token_id=list(policy.stop_ids),
+            pad_token_id=0, suppress_tokens=list(policy.never),
+        )  # fmt: skip
+        own = output[0, len(request.prompt_ids) :].tolist()
+        assert answer.ids == own[: len(answer.ids)] and set(own[len(answer.ids) :]) <= {0}
+
+
+def test_the_built_in_model(tmp_path: Path) -> None:
+    section = PolicySection(model="builtin:tiny_idefics3", device="cpu", compute="float32", train_vision=True)
+    policy, other = load_policy(section, 3), load_policy(section, 4)
+    assert policy.vision is not None and policy.fast
+    assert policy.model.num_parameters() < 1_000_000
+    policy.vision.reader.pictures = pictures()[0]
+    assert sum(map(is_piece, shown(policy, 2))) == 16
+    batch = sampled(policy)
+    scored, (own, _) = policy.compute_logprobs_no_grad(batch).logprobs, own_logprobs(policy, batch)
+    assert near(policy, scored[batch.actions], own[batch.actions])
+    assert near(policy, batch.require("logprobs_sampler")[batch.actions], own[batch.actions])
+    weights = [dict(one.model.named_parameters()) for one in (policy, load_policy(section, 3), other)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert any(not torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+    facts = read_model_info(section)
+    assert facts.vocabulary == policy.vocabulary and facts.processor is not None
+    policy.save(tmp_path)
+    again = load_policy(section, 3, tmp_path)
+    assert again.vision is not None
+    again.vision.reader.pictures = pictures()[0]
+    assert torch.equal(again.compute_logprobs_no_grad(batch).logprobs, scored)
+    with pytest.raises(LmgymError, match="builtin:tiny_idefics3 reads pictures, for which it needs builtin:pictures"):
+        load_policy(replace(section, tokenizer="builtin:bytes"))
+    with pytest.raises(LmgymError, match=r"unknown key 'policy\.architecture\.hiden_size'; did you mean 'hidden_size'"):
+        load_policy(replace(section, architecture={"hiden_size": 64}))
