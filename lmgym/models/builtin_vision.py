@@ -24,6 +24,7 @@ TOWER = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": SIDE,
     "patch_size": 8,
 }  # fmt: skip
+FP32 = {"dtype": "float32"}  # as a model has it that was loaded from a folder, so that both are saved alike
 FILES = {  # as beside the weights of a model on the Hub
     "preprocessor_config.json": {
         "image_processor_type": "Idefics3ImageProcessor",
@@ -70,8 +71,8 @@ def tiny_idefics3(tokenizer: Any, architecture: Mapping[str, Any], key: int) -> 
     with seeded(key):
         try:
             config = Idefics3Config(
-                vision_config=TOWER,
-                text_config={"model_type": "llama", **TEXT, **ids, **architecture},
+                vision_config={**TOWER, **FP32},
+                text_config={"model_type": "llama", **TEXT, **FP32, **ids, **architecture},
                 scale_factor=2,
                 image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
                 tie_word_embeddings=True,
