@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import Idefics3Config, Idefics3ForConditionalGeneration, LlamaConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers.models.idefics3 import Idefics3Config, Idefics3ForConditionalGeneration
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
@@ -50,7 +51,7 @@ def picture_files() -> dict[str, bytes]:
     return {name: json.dumps(content, indent=2).encode() for name, content in FILES.items()}
 
 
-def tiny_idefics3(tokenizer: Any, architecture: Mapping[str, Any], key: int) -> Idefics3ForConditionalGeneration:
+def tiny_idefics3(tokenizer: Any, architecture: Mapping[str, Any], key: int) -> Any:
     """The model, in fp32 on the CPU; a function of its arguments. `architecture` sets fields of its Llama. Raises
     LmgymError for a tokenizer without marks of pictures, an unknown field, and values that do not fit together."""
     if IMAGE not in tokenizer.get_vocab():

@@ -511,19 +511,19 @@ class Policy:
         quantized base the adapters alone: merged, they would be four to eight times the size that was loaded."""
         merges = lora.has_adapter(self.model) and not quantization.is_quantised(self.model)
         lora.save(lora.merged(self.model) if merges else self.model, folder)
-        self._save_words(folder)
+        self.save_words(folder)
 
     def save(self, folder: Path) -> None:
         """Write all that trains, as `load_policy` reads it: model or adapters, tokenizer, value head, critic/."""
         lora.save(self.model, folder)
-        self._save_words(folder)
+        self.save_words(folder)
         if self.value_head is not None:
             save_value_head(self.value_head, folder)
         if self.critic is not None:
             self.critic.save(folder / "critic")
 
-    def _save_words(self, folder: Path) -> None:
-        """Write the tokenizer, and what reads pictures."""
+    def save_words(self, folder: Path) -> None:
+        """Write the tokenizer, and the processor of a model that reads pictures."""
         self.tokenizer.save_pretrained(folder)
         if self.vision is not None:
             save_processor(self.vision.processor, folder)

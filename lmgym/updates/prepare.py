@@ -70,10 +70,10 @@ def _with_teacher_top(batch: Batch, teacher: FrozenPolicy | None) -> Batch:
 def _check_ids(batch: Batch, vocabulary: int) -> None:
     """Raise LmgymError for tokens that the policy does not have, as a reference may hold."""
     for column in (batch.tokens, batch.source):
-        beyond = () if column is None else column[(column >= vocabulary) & (column < FIRST)]
-        if len(beyond):
+        beyond = [] if column is None else column[(column >= vocabulary) & (column < FIRST)].tolist()
+        if beyond:
             raise LmgymError(
-                f"a text that is trained on holds the token id {int(beyond[0])}, and the model has the ids 0 to "
+                f"a text that is trained on holds the token id {beyond[0]}, and the model has the ids 0 to "
                 f"{vocabulary - 1} only; name the model's own tokenizer (policy.tokenizer)"
             )
 

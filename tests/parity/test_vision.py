@@ -20,9 +20,11 @@ from lmgym.inference.sampler import Sampler
 from lmgym.models import copies, scoring
 from lmgym.models.critic import with_critic
 from lmgym.models.distributions import own_logprobs
+from lmgym.models.export import merge_model
 from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.policy import Policy
+from lmgym.models.shapes import shapes_of
 from lmgym.models.vision import picture_tokens, piece_count, vision_names
 from lmgym.pictures.ids import is_piece, picture_of, piece_ids
 from lmgym.types import Episode, Example, Turn
@@ -292,7 +294,9 @@ def test_adapters(family: str, train_vision: bool, tmp_path: Path) -> None:
     policy.save(tmp_path / "adapters")
     again = load(family, tmp_path / "adapters", lora_rank=2, train_vision=train_vision)
     assert torch.equal(again.compute_logprobs_no_grad(batch).logprobs, scored)
-    policy.save_pretrained(tmp_path / "merged")
+    given = PolicySection(model=str(folder_of(family)), device="cpu", train_vision=train_vision)
+    (tmp_path / "merged").mkdir()
+    merge_model(tmp_path / "adapters", tmp_path / "merged", given, 0)
     merged = load(family, tmp_path / "merged")
     assert near(policy, merged.compute_logprobs_no_grad(batch).logprobs[batch.actions], scored[batch.actions])
 
@@ -330,6 +334,17 @@ def test_ids_of_pictures(family: str) -> None:
         assert piece_count(policy, drawn.open(digest)) == len(pieces)
         assert picture_of(pieces[-1]) == (digest[:10], len(pieces) - 1)
         assert not set(policy.never) & set(ids)
+
+
+def test_the_estimate_of_memory_knows_the_tower() -> None:
+    policy = load("idefics3")
+    frozen, trained = (
+        shapes_of(PolicySection(model=str(folder_of("idefics3")), train_vision=trains)) for trains in (False, True)
+    )
+    assert frozen.layers == trained.layers == 2
+    assert frozen.parameters == trained.parameters == trained.trained == policy.model.num_parameters()
+    assert frozen.trained == sum(parameter.numel() for parameter in policy.parameters())
+    assert frozen.linear < trained.linear
 
 
 def test_positions_are_those_of_transformers() -> None:
