@@ -8,15 +8,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 from PIL import Image
 
 from lmgym.core.errors import LmgymError
 from lmgym.envs.agent import Agent
+from lmgym.envs.base import Step
+from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.gymnasium import Gymnasium
+from lmgym.envs.vector import Opening
 from lmgym.pictures.store import PictureStore, current_store, keep_pictures_in
 from lmgym.rewards.text.form import exact_match
 from lmgym.tasks.base import check_task, load_task
@@ -24,6 +25,7 @@ from lmgym.tasks.shapes import COLOURS, Shape, picture_of
 from lmgym.tasks.streamed import StreamedExamples
 from lmgym.training.resuming.fingerprint import data_digest
 from lmgym.types import PICTURE, Example, pictures_of, told_apart
+from tests.contract import lights
 
 
 def png(colour: str = "red", size: int = 4) -> bytes:
@@ -263,51 +265,6 @@ def test_questions_about_shapes_have_the_answers_of_their_pictures(store: Pictur
 # Environments
 
 
-class Lights(gymnasium.Env[Any, Any]):
-    """A row of three lamps, one of them on; the answer is its number, and then the next one is on."""
-
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
-    observation_space, action_space = spaces.Discrete(3), spaces.Discrete(3)
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.on = (seed or 0) % 3
-        return self.on, {}
-
-    def step(self, action: Any) -> Any:
-        right, self.on = int(action) == self.on, (self.on + 1) % 3
-        return self.on, float(right), False, False, {}
-
-    def render(self) -> Any:
-        pixels = np.zeros((8, 24, 3), np.uint8)
-        pixels[:, 8 * self.on : 8 * self.on + 8] = 255
-        return pixels
-
-
-class Pixels(Lights):
-    """The same, observed by its pixels; it draws nothing itself."""
-
-    metadata = {"render_modes": []}  # noqa: RUF012
-    observation_space = spaces.Box(0, 255, (8, 24, 3), np.uint8)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return super().reset(seed=seed)[0] * 0 + self.render(), {}
-
-    def step(self, action: Any) -> Any:
-        return self.render(), *super().step(action)[1:]
-
-
-class Dark(Lights):
-    """The same, but it shows nothing."""
-
-    metadata = {"render_modes": []}  # noqa: RUF012
-
-
-gymnasium.register("Lights-v0", Lights, disable_env_checker=True)
-gymnasium.register("Pixels-v0", Pixels, disable_env_checker=True)
-gymnasium.register("Dark-v0", Dark, disable_env_checker=True)
 GAME = Example("game/0", "a game")
 
 
@@ -346,3 +303,16 @@ def test_a_picture_stands_beside_the_agent_s_words(store: PictureStore) -> None:
     assert refused.endswith(f". You see: {PICTURE}") and len(pictures_of(refused)) == 1
     with pytest.raises(LmgymError, match=r"'Dark-v0' has no \{picture\}: it draws none with render_mode: rgb_array"):
         Gymnasium(id="Dark-v0", show="{picture}").reset(GAME, seed=0)
+
+
+@pytest.mark.processes
+def test_processes_of_environments_put_pictures_into_the_run_s_folder(store: PictureStore) -> None:
+    envs = EnvProcesses("gymnasium", {"id": f"{lights.__name__}:Lights-v0", "show": "{picture}?"}, count=1)
+    try:
+        [opening] = envs.begin([(0, GAME, 5)])
+        [step] = envs.step([(0, "2", "eos")])
+    finally:
+        envs.close()
+    assert isinstance(opening, Opening) and not isinstance(opening.prompt, str)
+    assert isinstance(step, Step) and lamp(store, step.messages[0]["content"]) == 0
+    assert lamp(store, opening.prompt[-1]["content"]) == 2

@@ -20,7 +20,7 @@ POLICY = {
     "architecture": runs.ARCHITECTURE | {"max_position_embeddings": 8192},
 }
 SEES = {"model": "builtin:tiny_idefics3", "device": "cpu", "train_vision": True}
-FEWER = dict.fromkeys(("arithmetic", "shapes"), {"size": 32, "test_size": 8, "validation_size": 8})
+FEWER = {name: {"size": 32, "test_size": 8, "validation_size": 8} for name in ("arithmetic", "shapes")}
 
 
 def gsm8k_folder(folder: Path) -> Path:
