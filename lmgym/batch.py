@@ -73,6 +73,7 @@ class Batch:
     terminated: Bool[Tensor, " N"]  # False: cut off, so a value function should bootstrap
     temperature: float = 1.0  # at which the actions were sampled, and so their log-probabilities are computed
     stop_ids: tuple[int, ...] = ()
+    never: tuple[int, ...] = ()  # ids that cannot be sampled at all (from the policy): the placeholder of pictures
     key: int = 0  # random key of this step's update (order of minibatches)
     limit: int | None = None  # max_new_tokens of an answer
     vocabulary: int | None = None  # number of tokens of the policy's head (from `prepare`)

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -13,32 +14,80 @@ import numpy.typing as npt
 
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": "..."}
 Prompt = str | Sequence[Message]
+PICTURE = (
+    "\ufffc"  # the object replacement character, which Unicode has for this: something that is no text stands here
+)
 
 
 class RecipeText(str):
-    """A text of which the recipe wrote all or parts (system_prompt, prompt_prefix, prompt_suffix). Only these parts may
-    spell control tokens: in all other text "<|im_end|>" is ten characters (text/control.py).
+    """A text of which the recipe wrote all or parts (system_prompt, prompt_prefix, prompt_suffix), or in which pictures
+    stand. Only the recipe's parts may spell control tokens: in all other text "<|im_end|>" is ten characters
+    (text/control.py). And only what is named here is a picture: in any other text "\ufffc" is a character.
 
-    `spans` holds the (begin, end) of these parts. Every operation of `str`, such as +, gives a plain text without them.
+    `spans` holds the (begin, end) of the recipe's parts, `pictures` the (place, digest) of each picture: a character
+    PICTURE, and the name of its file (pictures/store.py). Every operation of `str`, such as +, gives a plain text
+    without them.
 
     Example: RecipeText.join(RecipeText("<|user|>"), "2+2=").spans -> ((0, 8),)"""
 
     spans: tuple[tuple[int, int], ...]
+    pictures: tuple[tuple[int, str], ...]
 
-    def __new__(cls, text: str, spans: Sequence[Sequence[int]] | None = None) -> "RecipeText":
+    def __new__(
+        cls, text: str, spans: Sequence[Sequence[int]] | None = None, pictures: Sequence[tuple[int, str]] = ()
+    ) -> "RecipeText":
         made = super().__new__(cls, text)
         made.spans = ((0, len(text)),) if spans is None else tuple((begin, end) for begin, end in spans)
+        made.pictures = tuple((place, digest) for place, digest in pictures if text[place : place + 1] == PICTURE)
         return made
 
     @classmethod
     def join(cls, *texts: str) -> str:  # type: ignore[override]  # of str's own join nothing is used here
         """The texts one after the other; a RecipeText if one of them is."""
-        spans, length = [], 0
+        spans, pictures, length = list[tuple[int, int]](), list[tuple[int, str]](), 0
         for text in texts:
             spans += [(length + begin, length + end) for begin, end in getattr(text, "spans", ()) if begin < end]
+            pictures += [(length + place, digest) for place, digest in pictures_of(text)]
             length += len(text)
         whole = "".join(texts)
-        return cls(whole, spans) if spans else whole
+        return cls(whole, spans, pictures) if spans or pictures else whole
+
+
+def picture_text(digest: str) -> RecipeText:
+    """A text that is one picture. Example: RecipeText.join(picture_text(digest), "How many?") -> '\ufffcHow many?'"""
+    return RecipeText(PICTURE, (), [(0, digest)])
+
+
+def pictures_of(text: str) -> tuple[tuple[int, str], ...]:
+    """The pictures in a text, each with its place and its digest; a plain text has none."""
+    return getattr(text, "pictures", ())
+
+
+def part_of(text: str, begin: int, end: int) -> str:
+    """The characters from `begin` to before `end`, with the recipe's parts and the pictures among them.
+
+    Example: part_of(RecipeText.join("a", picture_text(digest), "b"), 1, 3).pictures -> ((0, digest),)"""
+    spans = [(max(first, begin) - begin, min(last, end) - begin) for first, last in getattr(text, "spans", ())]
+    spans = [span for span in spans if span[0] < span[1]]
+    pictures = [(place - begin, digest) for place, digest in pictures_of(text) if begin <= place < end]
+    return RecipeText(text[begin:end], spans, pictures) if spans or pictures else text[begin:end]
+
+
+def around_pictures(text: str) -> list[str]:
+    """A text in pieces: at odd places its pictures (`picture_text`), at even places what stands around them. Of a text
+    without pictures the text itself.
+
+    Example: around_pictures(RecipeText.join("a", picture_text(digest), "b")) -> ['a', '\ufffc', 'b']"""
+    edges = [0, *(edge for place, _ in pictures_of(text) for edge in (place, place + 1)), len(text)]
+    return [part_of(text, begin, end) for begin, end in pairwise(edges)] if len(edges) > 2 else [text]
+
+
+def told_apart(prompt: Prompt) -> str:
+    """A text that differs for prompts that differ: their words, and behind them the pictures that stand there.
+
+    Example: told_apart("2+2=") -> '2+2='"""
+    texts = [prompt] if isinstance(prompt, str) else [message.get("content", "") for message in prompt]
+    return " ".join([str(prompt), *(digest for text in texts for _, digest in pictures_of(text))])
 
 
 class BarePrompt(RecipeText):
@@ -52,34 +101,46 @@ class BarePrompt(RecipeText):
     form: Literal["text", "rendered"]
 
     def __new__(
-        cls, text: str, spans: Sequence[Sequence[int]] | None = (), form: Literal["text", "rendered"] = "text"
+        cls,
+        text: str,
+        spans: Sequence[Sequence[int]] | None = (),
+        form: Literal["text", "rendered"] = "text",
+        pictures: Sequence[tuple[int, str]] = (),
     ) -> "BarePrompt":
-        made = super().__new__(cls, text, None if form == "rendered" else spans)
+        made = super().__new__(cls, text, None if form == "rendered" else spans, pictures)
         made.form = form  # type: ignore[attr-defined]
         return made  # type: ignore[return-value]
 
 
 def recipe_spans(prompt: Prompt) -> list[list[Any]]:
-    """The recipe's parts of a prompt as JSON can hold them: [message, begin, end] for each; first [form] of a prompt
-    without template.
+    """The recipe's parts of a prompt, and its pictures, as JSON can hold them: [message, begin, end] or
+    [message, place, digest] for each; first [form] of a prompt without template.
 
     Example: recipe_spans([{"role": "system", "content": RecipeText("Add.")}, {"role": "user", "content": "1+1="}])
     -> [[0, 0, 4]]"""
     texts = [prompt] if isinstance(prompt, str) else [message.get("content", "") for message in prompt]
-    spans = [[index, *span] for index, text in enumerate(texts) for span in getattr(text, "spans", ())]
+    spans = [
+        [index, *one] for index, text in enumerate(texts) for one in (*getattr(text, "spans", ()), *pictures_of(text))
+    ]
     return [[prompt.form], *spans] if isinstance(prompt, BarePrompt) else spans
 
 
 def with_recipe_spans(prompt: Any, spans: Sequence[Sequence[Any]]) -> Any:
-    """The prompt with the parts that `recipe_spans` has found in it."""
+    """The prompt with the parts and the pictures that `recipe_spans` has found in it."""
+
+    def parted(text: str, own: Sequence[Sequence[Any]]) -> RecipeText:
+        places = [(one[1], one[2]) for one in own if isinstance(one[2], str)]
+        return RecipeText(text, [one[1:] for one in own if not isinstance(one[2], str)], places)
+
     if isinstance(prompt, str) and spans and len(spans[0]) == 1:
-        return BarePrompt(prompt, [span[1:] for span in spans[1:]], spans[0][0])
+        text = parted(prompt, spans[1:])
+        return BarePrompt(text, text.spans, spans[0][0], text.pictures)
     if isinstance(prompt, str):
-        return RecipeText(prompt, [span[1:] for span in spans]) if spans else prompt
+        return parted(prompt, spans) if spans else prompt
     messages = list(prompt)
     for index in {span[0] for span in spans}:
-        of_message = [span[1:] for span in spans if span[0] == index]
-        messages[index] = {**messages[index], "content": RecipeText(messages[index]["content"], of_message)}
+        of_message = [span for span in spans if span[0] == index]
+        messages[index] = {**messages[index], "content": parted(messages[index]["content"], of_message)}
     return messages
 
 

@@ -24,7 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--file",
         type=Path,
-        help="prompts, one a line; of a .jsonl file, each line's `prompt` (a text or chat messages)",
+        help="prompts, one a line; of a .jsonl file, each line's `prompt` (a text or chat messages) and `images`",
+    )
+    parser.add_argument(
+        "--picture",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="a picture before each prompt; may be given several times",
     )
     parser.add_argument("--task", metavar="LABEL", help="which task of a mixture the prompts belong to")
     parser.add_argument("--samples", type=int, metavar="N", help="answers to each prompt, drawn at random if several")
@@ -37,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """Print each prompt with its answers."""
     with quick_imports():
-        from lmgym.experiments.answers import answer_prompts, lines_of_prompts, read_prompts
+        from lmgym.experiments.answers import answer_prompts, lines_of_prompts, read_prompts, with_pictures
 
     named = read_model(given)
     prompts = [*given.prompt, *(read_prompts(given.file) if given.file else [])]
@@ -47,6 +55,7 @@ def run(given: argparse.Namespace) -> None:
         prompts = list(lines_of_prompts(sys.stdin.read()))
     if not prompts:
         raise LmgymError("there is no prompt: give --prompt TEXT, --file FILE, or one prompt a line on standard input")
+    prompts = with_pictures(prompts, given.picture)
     answered, notes = answer_prompts(named, prompts, given.samples, given.task, given.overrides)
     for note in notes:
         print(f"lmgym: {note}", file=sys.stderr)

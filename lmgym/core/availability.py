@@ -98,6 +98,7 @@ NEEDS: dict[str, Need] = {
     "path=": _argument("path="),
     "lmgym[maths]": _extra("maths", "math_verify"),
     "lmgym[reasoning]": _extra("reasoning", "reasoning_gym"),
+    "lmgym[vision]": _extra("vision", "PIL"),
     "lmgym[metrics]": _extra("metrics", "sacrebleu", "nltk"),
     "lmgym[textarena]": _extra("textarena", "textarena"),
     "lmgym[verifiers]": _extra("verifiers", "verifiers"),

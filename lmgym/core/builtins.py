@@ -111,6 +111,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "task": {
         "arithmetic": ("tasks.arithmetic", "generated word problems, difficulty as arguments"),
+        "shapes": ("tasks.shapes", "drawn shapes to count, name and place, difficulty as arguments", "lmgym[vision]"),
         "gsm8k": ("tasks.grade_school", "grade-school maths, Hub or local file", DATA),
         "math": ("tasks.math", "competition mathematics, Hub or local file", DATA),
         "svamp": ("tasks.grade_school", "one-step word problems, Hub or local file", DATA),

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from lmgym.envs.agent import Agent
 from lmgym.envs.base import Step
-from lmgym.types import Message
+from lmgym.types import Message, RecipeText, pictures_of
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Dialogue:
     agent: Agent
     memory: Literal["conversation", "observation"]
     max_turns: int | None
-    around: Callable[[str], str] = str  # an observation's text as the policy reads it
+    around: Callable[[Callable[[], str]], str] | None = None  # from an observation's words to what the policy reads
     turns: int = 0  # that the policy has taken
     invalid: int = 0  # answers in a row that were no action
     shown: Message = field(default_factory=dict)  # the newest observation
@@ -36,10 +36,14 @@ class Dialogue:
 
     def show(self, observation: Any) -> Message:
         """The observation as a message. Raises TypeError if the agent returns no text."""
-        text = self.agent.format_observation(observation)
-        if not isinstance(text, str) or not text:
-            raise TypeError(f"format_observation returned {text!r}; it must return a text")
-        self.shown = {"role": "user", "content": self.around(text)}
+
+        def words() -> str:
+            text = self.agent.format_observation(observation)
+            if not isinstance(text, str) or not text:
+                raise TypeError(f"format_observation returned {text!r}; it must return a text")
+            return text
+
+        self.shown = {"role": "user", "content": words() if self.around is None else self.around(words)}
         return self.shown
 
     def answer(self, message: Message, reward: float, info: dict[str, Any]) -> Step:
@@ -56,7 +60,11 @@ class Dialogue:
         self.invalid += 1
         if on_invalid == "end" or self.invalid >= most:
             return Step(reward=-penalty, terminated=True, info=validity(reason))
-        reply = self.agent.format_invalid(reason, self.shown["content"])
+        said = self.shown["content"]
+        reply = self.agent.format_invalid(reason, said)
+        if pictures_of(said) and said in reply:
+            before, _, behind = reply.partition(said)
+            reply = RecipeText.join(before, said, behind)
         cost = 0.0 if on_invalid == "retry" else -penalty
         return self.answer({"role": "user", "content": reply}, cost, validity(reason))
 

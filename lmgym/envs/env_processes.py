@@ -13,6 +13,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.envs.env_worker import from_json
 from lmgym.envs.vector import EnvFailure, Opening
+from lmgym.pictures.store import current_store
 from lmgym.processes.pool import Failure, ProcessPool, Reply, WorkerProcess
 from lmgym.types import Example
 
@@ -52,7 +53,7 @@ class EnvProcesses:
             raise LmgymError(f"env.workers is {self.count}; it must be at least 1, or 0 for none")
         if not self.seconds > 0:
             raise LmgymError(f"env.seconds is {self.seconds}; it must be above 0")
-        setup = (self.name, dict(self.arguments), list(self.plugins))
+        setup = (self.name, dict(self.arguments), list(self.plugins), str(current_store().folder))
         self._pool = ProcessPool("lmgym.envs.env_worker:run_command", self.count, setup=setup)
 
     def begin(self, items: Sequence[tuple[int, Example, int]]) -> list[Opening | EnvFailure]:

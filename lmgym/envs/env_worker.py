@@ -4,12 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Branch, Step
 from lmgym.envs.vector import EnvFailure, InProcess, Opening
+from lmgym.pictures.store import keep_pictures_in
 from lmgym.types import Example, recipe_spans, with_recipe_spans
 
 _envs = InProcess(lambda: registry.get("env", "")())  # `prepare` sets the real one
@@ -25,8 +27,10 @@ def run_command(command: Mapping[str, Any]) -> tuple[str, float]:
     return answer, _envs.spent.get(command["index"], 0.0)
 
 
-def prepare(name: str, arguments: Mapping[str, Any], plugins: Sequence[str]) -> None:
-    """Import the environment `name`, before the process that holds the environments is forked."""
+def prepare(name: str, arguments: Mapping[str, Any], plugins: Sequence[str], pictures: str) -> None:
+    """Import the environment `name`, before the process that holds the environments is forked. Its pictures go to the
+    folder `pictures`."""
+    keep_pictures_in(Path(pictures))
     for plugin in plugins:
         registry.load_plugin(plugin)
     _envs.make_env = partial(registry.get("env", name), **arguments)

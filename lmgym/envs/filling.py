@@ -6,21 +6,18 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
-from lmgym.types import Example
+from lmgym.types import Example, RecipeText
 
 PLACE = re.compile(r"\{(\w+)\}")
 
 
 def filled(text: str, values: Mapping[str, Any], written: Callable[[Any], str], key: str) -> str:
-    """The text with each {name} replaced by that value, `written`. Raises LmgymError, which names the `key`, for a name
-    that has none.
+    """The text with each {name} replaced by that value, `written`; pictures stay pictures. Raises LmgymError, which
+    names the `key`, for a name that has none.
 
     Example: filled("{board}\\nYou can: {actions}", {"board": "x.o", "actions": "2"}, str, "env.show")"""
-
-    def of(match: re.Match[str]) -> str:
-        return written(_known(match[1], values, key))
-
-    return PLACE.sub(of, text)
+    pieces = enumerate(PLACE.split(text))  # texts, and between them names
+    return RecipeText.join(*(written(_known(piece, values, key)) if n % 2 else piece for n, piece in pieces))
 
 
 def from_row(arguments: Mapping[str, Any], example: Example, key: str) -> dict[str, Any]:

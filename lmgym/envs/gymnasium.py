@@ -1,7 +1,7 @@
 """Any environment of gymnasium, as text."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -17,6 +17,7 @@ from lmgym.envs.dialogue import Dialogue, validity
 from lmgym.envs.filling import filled, from_row
 from lmgym.envs.spaces import allowed, possible
 from lmgym.envs.vector import reward_number
+from lmgym.pictures.store import shown
 from lmgym.types import Example, Message
 
 
@@ -45,8 +46,11 @@ class Gymnasium(Section):
     """`options` of the environment's reset; a value "{name}" is taken from the example's meta, whose `options` go over
     these."""
     show: str = "{observation}"
-    """What the policy reads before a turn: {observation} in the agent's words, {actions} that are possible now, and
-    another name in braces an entry of the environment's info."""
+    """What the policy reads before a turn: {observation} in the agent's words, {picture} as the environment draws it
+    (render_mode: rgb_array), {actions} that are possible now, and another name in braces an entry of the environment's
+    info."""
+    picture_pixels: PositiveInt | None = None
+    """The longest side of a {picture}; larger ones are made smaller."""
     memory: Literal["conversation", "observation"] = "conversation"
     """What the policy sees: the whole conversation, or only the present observation (each turn then has a new
     prompt)."""
@@ -70,7 +74,8 @@ class Gymnasium(Section):
         self._make_agent = make
 
     def reset(self, example: Example, seed: int) -> Sequence[Message]:
-        self._env = _make(self.id, self.arguments)
+        drawn = "{picture}" in self.show and _draws(self.id)
+        self._env = _make(self.id, {"render_mode": "rgb_array", **self.arguments} if drawn else self.arguments)
         self._agent: Agent = self._make_agent()
         self._agent.action_space, self._agent.observation_space = self._env.action_space, self._env.observation_space
         self._seed, self._seeded = seed % 2**31, False
@@ -108,13 +113,32 @@ class Gymnasium(Section):
     def close(self) -> None:
         self._env.close()
 
-    def _around(self, observation: str) -> str:
-        """The observation's text as `show` has it."""
+    def _around(self, words: Callable[[], str]) -> str:
+        """The observation's words as `show` has them."""
         if self.show == "{observation}":
-            return observation
+            return words()
         actions = possible(self._env.action_space, self._info.get("action_mask"))
         written = ", ".join(map(self._agent.format_action, actions))
-        return filled(self.show, {"actions": written, **self._info, "observation": observation}, to_text, "env.show")
+        observation = words() if "{observation}" in self.show else ""
+        picture = self._picture() if "{picture}" in self.show else ""
+        known = {"actions": written, **self._info, "observation": observation, "picture": picture}
+        return filled(self.show, known, to_text, "env.show")
+
+    def _picture(self) -> str:
+        """What the environment draws; of one that draws nothing, the observation, if that is a picture."""
+        import gymnasium
+
+        try:
+            drawn = self._env.render() if self._env.render_mode == "rgb_array" else self._observation
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise LmgymError(f"env.show: '{self.id}' cannot draw a {{picture}}: {error}") from error
+        try:
+            return shown(drawn, self.picture_pixels)
+        except LmgymError as error:
+            raise LmgymError(
+                f"env.show: '{self.id}' has no {{picture}}: it draws none with render_mode: rgb_array, and its "
+                f"observation is none ({error})"
+            ) from error
 
     def _action(self, text: str) -> tuple[Any, str]:
         """The legal action that a text means, or None and the reason."""
@@ -149,6 +173,20 @@ def _make(name: str, arguments: dict[str, Any]) -> Any:
         raise LmgymError(f"env.id: '{name}' needs a package that is not installed: {error}") from error
     except Exception as error:  # the environment's own class judges its arguments
         raise LmgymError(f"env: gymnasium cannot make '{name}': {describe(error)}") from error
+
+
+@cache
+def _draws(name: str) -> bool:
+    """True for an environment that draws itself as an array, as its class says."""
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
+
+    try:
+        entry = gymnasium.spec(name).entry_point
+        creator = load_env_creator(entry) if isinstance(entry, str) else entry
+    except (ImportError, AttributeError, ValueError, TypeError, gymnasium.error.Error):
+        return False
+    return "rgb_array" in (getattr(creator, "metadata", None) or {}).get("render_modes", ())
 
 
 def _check_id(name: str) -> None:

@@ -7,19 +7,22 @@ from typing import Any
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.core.files import read_text
+from lmgym.core.files import nearby, read_bytes, read_text
 from lmgym.envs.placement import make_envs
 from lmgym.experiments.evaluations import with_samples
 from lmgym.experiments.named_models import NamedModel
+from lmgym.pictures.store import MOST_BYTES, current_store
 from lmgym.rollouts.rollout import collect, groups_of
 from lmgym.tasks.base import Prompt, examples_from_prompts
+from lmgym.tasks.data import Reader
 from lmgym.tasks.mixture import member_section
-from lmgym.tasks.rows.cells import prompt_of
 from lmgym.tasks.rows.formats import SUFFIXES, rows_of
+from lmgym.tasks.rows.pictures import RowPictures
 from lmgym.tasks.rows.unpacked import kind_of
+from lmgym.text.pictures import decoded
 from lmgym.training.planning.preflight import check_cut, cut_prompts
 from lmgym.training.setup import actor_of
-from lmgym.types import Episode, Message
+from lmgym.types import Episode, Message, RecipeText, picture_text
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,30 @@ class Answered:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """The prompts of a file: one a line, blank lines skipped; of rows (.jsonl, .parquet ...), each row's `prompt` (a
-    text, or a list of chat messages). Raises LmgymError for a file that cannot be read or holds no prompt."""
+    text, or a list of chat messages), with the pictures of its column `images` or `image`. Raises LmgymError for a file
+    that cannot be read or holds no prompt."""
     if kind_of(path) in SUFFIXES:
-        prompts: list[Prompt] = [prompt_of(row, "prompt", where) for where, row in rows_of(path)]
+        reader = Reader.of("prompt", None, None, {})
+        prompts: list[Prompt] = [reader.prompt_of(row) for row in rows_of(path)]
     else:
         prompts = list(lines_of_prompts(_text_of(path)))
     if not prompts:
         raise LmgymError(f"{path} holds no prompt; it should have one a line")
     return prompts
+
+
+def with_pictures(prompts: Sequence[Prompt], files: Sequence[Path]) -> list[Prompt]:
+    """The prompts, each behind the pictures in these files; of messages, in the user's first one. Raises LmgymError,
+    naming the file, for one that is no picture.
+
+    Example: with_pictures(["How many circles are there?"], [Path("shapes.png")])"""
+    shown = list[RecipeText]()
+    for path in files:
+        try:
+            shown.append(picture_text(current_store().put(read_bytes(path, MOST_BYTES))))
+        except (OSError, LmgymError) as error:
+            raise LmgymError(f"--picture {path}: {getattr(error, 'strerror', None) or error}{nearby(path)}") from error
+    return [RowPictures().put_into(prompt, shown, "prompt", f"prompt {n}") for n, prompt in enumerate(prompts, 1)]
 
 
 def _text_of(path: Path) -> str:
@@ -119,9 +138,8 @@ def _answered(prompt: Prompt, episodes: Sequence[Episode], tokenizer: Any) -> An
                 f"the environment failed on prompt {episode.group + 1}: {episode.error or 'nothing was said'}"
             )
     turn = episodes[0].turns[0]
-    full = tokenizer.decode(
-        turn.source_ids or turn.prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
+    ids = turn.source_ids or turn.prompt_ids
+    full = decoded(tokenizer, ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     several = any(len(episode.turns) > 1 for episode in episodes)
     return Answered(
         prompt,

@@ -7,6 +7,7 @@ from lmgym.functional import truncation
 from lmgym.inference.base import PAUSED, Completion, Decoding, Request, Sampling
 from lmgym.models.device import memory_here
 from lmgym.models.policy import Policy
+from lmgym.pictures.ids import is_piece
 from lmgym.text.chat import decode
 
 
@@ -31,7 +32,14 @@ def check_request(policy: Policy, request: Request) -> None:
 def check_ids(policy: Policy, ids: Sequence[int], what: str) -> None:
     """Raise LmgymError, naming the first one, if `ids` of a text (`what`) are not in the model's vocabulary."""
     if max(ids, default=0) >= policy.vocabulary:
-        beyond = next(id for id in ids if id >= policy.vocabulary)
+        beyond = next((id for id in ids if id >= policy.vocabulary and not is_piece(id)), None)
+        if beyond is None and policy.vision is not None:
+            return
+        if beyond is None:
+            raise LmgymError(
+                f"{what} holds a picture, and the policy ({policy.model.config.model_type}) reads texts only; take a "
+                "model that reads pictures, with its processor beside it (docs/vision.md)"
+            )
         raise LmgymError(
             f"{what} holds {policy.tokenizer.convert_ids_to_tokens(beyond)!r} (id {beyond}), and the model has the ids "
             f"0 to {policy.vocabulary - 1} only; take that token out of the texts or the chat template, or name the "

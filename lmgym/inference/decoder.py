@@ -36,12 +36,13 @@ EXACT = ExactPrefilled, ExactExtended, ExactCached
 class LiveSlots:
     """The answers being decoded, one per slot, as columns of length S.
 
-    Example: slot 0 decodes request 3, slot 1 is free: LiveSlots([3, -1], torch.tensor([17, 0]), torch.tensor([42, 0]))
+    Example: slot 0 decodes request 3, slot 1 is free: LiveSlots([3, -1], *torch.tensor([[17, 0], [42, 0], [0, 0]]))
     """
 
     request: list[int]  # index in the list of requests; -1: the slot is free
     lengths: Int[Tensor, " S"]  # tokens in the slot
     last: Int[Tensor, " S"]  # the token sampled last, not yet in the cache
+    ahead: Int[Tensor, " S"]  # of the next token's index, its place (M-RoPE behind pictures; else 0)
 
 
 class Decoder:
@@ -83,7 +84,7 @@ class Decoder:
     def finish(self) -> list[Completion]:
         """Decode all requests; returns one completion for each, in order."""
         try:
-            if not self.policy.encoder_decoder and all(policy.fast for policy in self.policies):
+            if not self.policy.encoder_decoder and not self._plain():
                 self._decode()
                 return self.answers.completions()
             by_length: dict[int, list[int]] = {}
@@ -100,11 +101,16 @@ class Decoder:
             self.linear_layers.release()
         return self.answers.completions()
 
+    def _plain(self) -> bool:
+        """Whether a model reads these prompts on the plain path."""
+        highest = torch.tensor([max(request.prompt_ids) for request in self.requests])
+        return any(policy.reads_plainly(highest) for policy in self.policies)
+
     def _decode(self) -> None:
         """Decode with lmgym's own caches: admit waiting requests, drop unused slots, one token for each live slot."""
         caches = self._caches()
         waiting, free = list(range(len(self.requests))), list(range(self.rows))
-        live = LiveSlots([-1] * self.rows, *torch.zeros(2, self.rows, dtype=torch.long))
+        live = LiveSlots([-1] * self.rows, *torch.zeros(3, self.rows, dtype=torch.long))
         while True:
             # Wait until a quarter of the slots is free: many small prefills would cost more than free slots do.
             if waiting and len(free) >= min(len(waiting), max(1, self.rows // 4)):
@@ -186,7 +192,9 @@ class Decoder:
             else:
                 target = (cache.prompts.cache, *cache.prompts.assign(prompts, others))
             layouts.append(self.prefilled(list(map(len, ids)), *target))
-        self._take([of_model[source] for of_model in self._last_logits(ids, layouts)], slots, live)
+        logits, ahead = self._last_logits(ids, ids, layouts)
+        live.ahead[slots] = ahead[source.cpu()]
+        self._take([of_model[source] for of_model in logits], slots, live)
 
     def _extend(
         self, new_tokens: list[tuple[int, ...]], slots: list[int], live: LiveSlots, caches: list[KeyValueCache]
@@ -195,17 +203,26 @@ class Decoder:
         slot_index, lengths = torch.tensor(slots, device=self.device), list(map(len, new_tokens))
         before = (live.lengths[slots] - torch.tensor(lengths)).to(self.device)
         layouts = [self.extended(cache, before, lengths, slot_index) for cache in caches]
-        self._take(self._last_logits(new_tokens, layouts), slots, live)
+        whole = [self.requests[live.request[slot]].prompt_ids for slot in slots]
+        logits, live.ahead[slots] = self._last_logits(new_tokens, whole, layouts)
+        self._take(logits, slots, live)
 
     def _last_logits(
-        self, sequences: list[tuple[int, ...]], layouts: Sequence[PrefilledRows | ExtendedRows]
-    ) -> list[Float[Tensor, "R V"]]:
-        """Each model's logits at the last token of these sequences, which are packed as the layouts say."""
+        self,
+        sequences: list[tuple[int, ...]],
+        whole: list[tuple[int, ...]],
+        layouts: Sequence[PrefilledRows | ExtendedRows],
+    ) -> tuple[list[Float[Tensor, "R V"]], Int[Tensor, " R"]]:
+        """Each model's logits at the last token of these sequences, which are packed as the layouts say and are the
+        ends of these `whole` prompts; and how far the place of what follows each prompt is ahead of its index."""
         ids = torch.tensor([[token for tokens in sequences for token in tokens]], device=self.device)
         ends = (torch.tensor(list(map(len, sequences))).cumsum(0) - 1).to(self.device)
-        pairs = zip(self.policies, layouts, strict=True)
-        hidden = [policy.forward_hidden(ids, layout.positions[None], layout)[0] for policy, layout in pairs]
-        return [policy.head(states[ends]) for policy, states in zip(self.policies, hidden, strict=True)]
+        places, ahead = self.policy.packed_places(whole, list(map(len, sequences)))
+        logits = []
+        for policy, layout in zip(self.policies, layouts, strict=True):
+            hidden = policy.forward_hidden(ids, layout.positions[None] if places is None else places, layout)[0]
+            logits.append(policy.head(hidden[ends]))
+        return logits, ahead
 
     def _step(self, live: LiveSlots, caches: list[KeyValueCache]) -> None:
         """One token for each live slot. Free slots are computed too, and their logits are dropped."""
@@ -227,7 +244,10 @@ class Decoder:
         width = int(live.lengths.max()) + 1
         cache.reserve(width, self.whole if cache.prompts is None else self.longest)
         layout = self.cached(cache, live.lengths.to(self.device), width)
-        hidden = policy.forward_hidden(live.last.to(self.device)[:, None], layout.positions[:, None], layout)
+        positions = layout.positions
+        if bool(live.ahead.any()):
+            positions = positions + live.ahead.to(self.device)
+        hidden = policy.forward_hidden(live.last.to(self.device)[:, None], positions[:, None], layout)
         logits: Tensor = policy.head(hidden[:, 0], narrow=True)
         return logits if len(slots) == len(logits) else logits[slots]
 
@@ -255,7 +275,7 @@ class Decoder:
                 cache.keep(torch.tensor(slots, device=self.device))
         self.captures = []
         live.request = [live.request[slot] for slot in slots]
-        live.lengths, live.last = live.lengths[slots], live.last[slots]
+        live.lengths, live.last, live.ahead = live.lengths[slots], live.last[slots], live.ahead[slots]
         shared = caches[0].prompts
         if shared is not None and shared.saved <= WORTH_SHARING:
             (live.lengths, *_) = [cache.unshare(live.lengths) for cache in caches]

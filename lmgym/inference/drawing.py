@@ -36,13 +36,16 @@ class Drawing:
         keys = [request.key for request in answers.requests]
         self.uniforms = torch.from_numpy(seeds.uniforms(keys, 0, max(answers.most)))
         self.stops_at = torch.tensor(sorted(answers.stop_ids), device=self.device)
+        self.never = torch.tensor(policy.never, dtype=torch.long, device=self.device)
 
     def draw(self, logits: list[Float[Tensor, "R V"]], requests: list[int]) -> list[int]:
         """Sample the next token of these unfinished answers, given each model's logits, and append it to them."""
         if self.mixture is not None:
             policy, other = (fp32_or_wider(of_model) for of_model in logits)
             logits = [torch.lerp(policy, other, self.mixture)]
-        # 1. No stop id among the first min_new_tokens.
+        # 1. No placeholder of pictures, and no stop id among the first min_new_tokens.
+        for of_model in logits if len(self.never) else ():
+            of_model[:, self.never] = float("-inf")
         counts = [len(self.answers.ids[request]) for request in requests]
         early = torch.tensor([count < self.sampling.min_new_tokens for count in counts])
         if bool(early.any()):

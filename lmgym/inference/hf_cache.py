@@ -35,8 +35,11 @@ class PlainReader:
         if tokens is not None:
             self.ids = torch.cat([self.ids, tokens[:, None]], 1)
         fresh = self.ids if self.cache is None else self.ids[:, -1:]
-        index = torch.arange(self.ids.shape[1], device=self.ids.device)[-fresh.shape[1] :].expand(fresh.shape)
-        inputs: dict[str, Any] = {"input_ids": fresh, **self.policy.positions(index), "use_cache": self.use_cache}
+        places = self.policy.places(self.ids)
+        if places is None:
+            places = torch.arange(self.ids.shape[1], device=self.ids.device).expand(self.ids.shape)
+        positions = self.policy.positions(places[..., -fresh.shape[1] :])
+        inputs: dict[str, Any] = {**self.policy.read(fresh), **positions, "use_cache": self.use_cache}
         output = self.model(**inputs, **({} if self.cache is None else {self.argument: self.cache}))
         self.cache = getattr(output, self.argument, None)
         return output.logits[:, -1].float()

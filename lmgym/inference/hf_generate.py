@@ -20,6 +20,7 @@ from lmgym.inference.generation_options import checked
 from lmgym.models.families import WITHOUT_CACHE, supports_fast_path
 from lmgym.models.policy import Policy
 from lmgym.models.seeded import seeded
+from lmgym.pictures.ids import is_piece
 
 LOOK_BACK = {"no_repeat_ngram_size", "repetition_penalty"}
 LOOK_AT_PROMPT = {"encoder_no_repeat_ngram_size", "encoder_repetition_penalty"}
@@ -65,6 +66,7 @@ def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows:
     for request in sorted(range(len(lengths)), key=lambda index: (kinds[index], lengths[index])):
         last = blocks[-1] if blocks else []
         fits = last and len(last) < rows and kinds[last[0]] == kinds[request]
+        fits = fits and not any(is_piece(max(answers.requests[one].prompt_ids)) for one in (last[0], request))
         if fits and (len(last) + 1) * lengths[request] <= policy.tokens_per_forward:
             last.append(request)
         else:
@@ -75,6 +77,9 @@ def _blocks(policy: Policy, answers: Answers, settings: Mapping[str, Any], rows:
 def _inputs(policy: Policy, requests: Sequence[Request]) -> tuple[dict[str, Tensor], int]:
     """The arguments of `generate` (prompts padded on the left, sources on the right), and the column of the answers."""
     prompts = [request.source_ids if policy.encoder_decoder else request.prompt_ids for request in requests]
+    if policy.vision is not None and len(prompts) == 1:
+        own = policy.vision.own_inputs(torch.tensor(prompts, device=policy.device))
+        return {**own, "attention_mask": torch.ones_like(own["input_ids"])}, len(prompts[0])
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest), policy.pad_id)
     mask = torch.zeros_like(ids)
@@ -108,8 +113,7 @@ def _configuration(policy: Policy, answers: Answers, settings: Mapping[str, Any]
         pad_token_id=policy.pad_id,
         use_cache=policy.model.config.model_type not in WITHOUT_CACHE,
         decoder_start_token_id=policy.decoder_start[0] if policy.encoder_decoder else None,
-        **sampling,
-        **settings,
+        **{"suppress_tokens": list(policy.never) or None, **sampling, **settings},
     )
 
 

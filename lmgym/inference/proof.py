@@ -5,6 +5,7 @@ pass, called as Hugging Face's documentation calls it: each row alone, without p
 differ by more than rounding explains, lmgym calls this model wrongly, and the run is refused. docs/models_proof.md has
 the formula of the bound and a table of all families."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 
 LENGTHS = (9, 4, 4)  # tokens of the prompts; two are of one length, so that some rows share a pass
+SIZES = ((48, 32), None, (32, 56))  # of the picture in each prompt, of a model that reads pictures
 ANSWERS = 2  # to each prompt, so that its keys and values are shared
 NEW = 8  # tokens of an answer
 
@@ -165,21 +167,36 @@ def _special(policy: Policy) -> tuple[int, ...]:
     config: Any = policy.model.config.get_text_config(decoder=True)
     padding = getattr(config, "pad_token_id", None)
     special = {*policy.special_ids, policy.pad_id, *([padding] if isinstance(padding, int) else [])}
+    special -= set(policy.never)  # these are excluded anyway
     fitting = tuple(sorted(token for token in special if 0 <= token < policy.vocabulary))
     return fitting if len(fitting) < policy.vocabulary else ()
 
 
 def _prompts(policy: Policy) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The prompt's ids and the source's ids of each answer: random ids without special ones."""
-    special = set(_special(policy))
+    """The prompt's ids and the source's ids of each answer: random ids without special ones, with pictures among them
+    if the model reads these and its context has room."""
+    special = {*_special(policy), *policy.never}
     ordinary = [token for token in range(policy.vocabulary) if token not in special]
     rows = []
     for index, wanted in enumerate(LENGTHS):
         length = wanted if policy.context is None else max(min(wanted, policy.context - NEW), 1)
         drawn = seeds.uniforms([seeds.key("proof", "prompt", index)], 0, length)[0] * len(ordinary)
         ids = tuple(ordinary[int(place)] for place in drawn)
+        size = SIZES[index]
+        if policy.vision is not None and size is not None:
+            tokens = policy.vision.reader.tokens_of(*_picture(size))
+            room = (policy.context or 2**62) - NEW - length
+            ids = (*ids[:3], *tokens, *ids[3:]) if len(tokens) <= room else ids
         rows += [(policy.decoder_start, ids) if policy.encoder_decoder else (ids, ())] * ANSWERS
     return rows
+
+
+def _picture(size: tuple[int, int]) -> tuple[str, Any]:
+    """A picture of this width and height, with colours that run across it, and a name for it."""
+    from PIL import Image
+
+    ramps = [Image.linear_gradient("L").rotate(90 * turn).resize(size) for turn in range(3)]
+    return hashlib.sha256(f"proof {size}".encode()).hexdigest(), Image.merge("RGB", ramps)
 
 
 def _attempt(kind: str, done: str, function: Callable[[], T]) -> T:

@@ -45,6 +45,8 @@ class Sampler:
                 f"engine.captured: decoding steps of {policy.model.config.model_type} run through Hugging Face's "
                 "caches, whose shapes are not fixed; remove it"
             )
+        if captured and policy.vision is not None:
+            raise LmgymError("engine.captured: decoding steps of models that read pictures are not captured; remove it")
         self._copy: Policy | None = None
         self._fused: FusedLayers | None = None
         self._lays_out = False

@@ -25,8 +25,9 @@ def action_logits(
     logits: Float[Tensor, "R V"], batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
 ) -> Float[Tensor, "R V"]:
     """Logits of the distributions from which the actions at (row, column) were sampled. The temperature is applied.
-    Tokens that could not be sampled get -inf: excluded stop ids, and tokens outside of the sampling mask (unless the
-    mask says that log-probabilities are not renormalised)."""
+    Tokens that could not be sampled get -inf: ids that no answer has, excluded stop ids, and tokens outside of the
+    sampling mask (unless the mask says that log-probabilities are not renormalised)."""
+    logits = without(logits, batch.never)
     if batch.temperature not in (0.0, 1.0):  # greedy answers (0) are scored at temperature 1
         logits = logits / batch.temperature
     if batch.stop_excluded is not None and batch.stop_ids:
@@ -36,6 +37,11 @@ def action_logits(
     if batch.sampling_mask is not None and batch.sampling_mask.renormalised:
         logits = logits.masked_fill(~kept_tokens(batch, row, column, logits), float("-inf"))
     return logits
+
+
+def without(logits: Float[Tensor, "R V"], never: Sequence[int]) -> Float[Tensor, "R V"]:
+    """The logits, -inf for the ids that are never sampled (`Policy.never`)."""
+    return logits.index_fill(1, torch.tensor(never, device=logits.device), float("-inf")) if never else logits
 
 
 def kept_tokens(
@@ -164,7 +170,7 @@ def distribution_sums(
 def own_logprobs(model: ScoringModel, batch: Batch) -> tuple[Float[Tensor, "N T"], float]:
     """What the model itself says of the batch's actions [N T] (zero elsewhere), in the precision of its parameters; and
     the standard deviation of its logits over the vocabulary, averaged over the actions."""
-    batch = batch.to(model.device)
+    batch = batch.to(model.device).replace(never=model.never)
     row, column = batch.actions.nonzero(as_tuple=True)
     # Of the trial at load and of the proof: what is compared may compute otherwise.
     with set_aside(model.model), modules.set_aside(model.model):

@@ -39,11 +39,12 @@ def copy_model(source: Path, folder: Path, section: PolicySection) -> None:
 
 
 def merge_model(source: Path, folder: Path, section: PolicySection, seed: int) -> None:
-    """Write the base with the adapters of `source` merged into its weights, in fp32, and the tokenizer. transformers
-    alone can read it. A quantized base is dequantized first: the adapters were trained with these weights."""
+    """Write the base with the adapters of `source` merged into its weights, in fp32, with tokenizer and processor:
+    transformers alone can read it. A quantized base is dequantized first, as the adapters were trained with these
+    weights."""
     policy = load_policy(section, seed, source)
     lora.merged(policy.model).save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    policy.save_words(folder)
 
 
 def check_mergeable(source: Path, section: PolicySection, merge: bool, push: bool) -> None:

@@ -19,7 +19,7 @@ from lmgym.models.attention.cached_rows import CachedRows, ExtendedRows, Prefill
 from lmgym.models.attention.kv_cache import KeyValueCache, SharedPrompts
 from lmgym.models.attention_probe import attention_rules, is_own_mistake, one_line
 from lmgym.models.bound import bound_of, gap_of
-from lmgym.models.distributions import own_logprobs
+from lmgym.models.distributions import own_logprobs, without
 from lmgym.models.families import supports_fast_path, trunk_of
 from lmgym.models.policy import Policy, Route
 from lmgym.types import Episode, Example, Turn
@@ -96,7 +96,7 @@ def trial_batch(policy: Policy) -> Batch:
     rest = FIRST + NEXT + SECOND
     room = (policy.context or 2**62) - rest
     prompts = [max(1, min(length + max(windows, default=0), room - index)) for index, length in enumerate(PROMPTS)]
-    special = {*policy.special_ids, policy.pad_id}
+    special = {*policy.special_ids, policy.pad_id, *policy.never}
     ordinary = [token for token in range(policy.vocabulary) if token not in special] or [0]
 
     def ids(count: int, *name: int | str) -> list[int]:
@@ -178,7 +178,7 @@ def _steps(
             last = tokens[slots, column + step - 1][:, None]
             hidden = policy.forward_hidden(last, layout.positions[:, None], layout)[:, 0]
         ids = tokens[slots, column + step]
-        logprobs = policy.head(hidden).log_softmax(-1).gather(1, ids[:, None])[:, 0]
+        logprobs = without(policy.head(hidden), policy.never).log_softmax(-1).gather(1, ids[:, None])[:, 0]
         result[slots.cpu(), (column + step).cpu()] = logprobs.float().cpu()
     return result
 

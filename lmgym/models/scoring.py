@@ -18,6 +18,7 @@ from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import Layout, PackedGroups, PackedRows
 from lmgym.models.attention.tree import BlockTree, FlexTree, TreeRows
 from lmgym.models.parity.attention import ExactGroups, ExactRows, ExactTree
+from lmgym.models.picture_features import Vision
 from lmgym.models.prefix_trees import OrderedRows, PrefixTree
 
 WORTH = 0.9  # of the tokens that are computed if prompts alone are shared: a tree must have fewer
@@ -35,6 +36,10 @@ class ScoringModel(Protocol):
     encoder_decoder: bool
     own_head: type | None
     onednn: bool
+    vision: Vision | None
+
+    @property
+    def never(self) -> tuple[int, ...]: ...
 
     @property
     def head_chunk(self) -> int: ...
@@ -46,9 +51,15 @@ class ScoringModel(Protocol):
 
     def head(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R V"]: ...
 
-    def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"], layout: Layout) -> Tensor: ...
+    def forward_hidden(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "... B L"], layout: Layout) -> Tensor: ...
 
-    def positions(self, index: Int[Tensor, "N T"]) -> dict[str, Tensor]: ...
+    def positions(self, index: Int[Tensor, "... N T"]) -> dict[str, Tensor]: ...
+
+    def places(self, ids: Int[Tensor, "N T"]) -> Int[Tensor, "3 N T"] | None: ...
+
+    def read(self, ids: Int[Tensor, "N T"]) -> dict[str, Tensor]: ...
+
+    def reads_plainly(self, ids: Int[Tensor, "N T"]) -> bool: ...
 
     def encode(self, source: Int[Tensor, "P S"], mask: Bool[Tensor, "P S"]) -> ModelOutput: ...
 
@@ -77,13 +88,15 @@ def packed(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: In
     # 4. Plain packed rows.
     if plain:
         packed_rows = _layouts(model)[0](longest.tolist(), model.device)
-        ids = batch.tokens[first][in_prompt]
-        hidden = model.forward_hidden(ids[None], packed_rows.positions[None], packed_rows)[0]
+        hidden = _run(model, batch, packed_rows, lambda column: column[..., first, :][..., in_prompt])
         return States(hidden.index_select(0, packed_rows.offsets.to(model.device)[prompt_of_row[row]] + column), None)
     # 5. Pack the distinct prompts, then each row's own tokens behind its prompt, and run the model on them.
     layout = _layouts(model)[1](in_prompt.sum(1).tolist(), in_answer.sum(1).tolist(), prompt_of_row, model.device)
-    ids = torch.cat([batch.tokens[first][in_prompt], batch.tokens[in_answer]])
-    hidden = model.forward_hidden(ids[None], layout.positions[None], layout)[0]
+
+    def taken(column: Tensor) -> Tensor:
+        return torch.cat([column[..., first, :][..., in_prompt], column[..., in_answer]], -1)
+
+    hidden = _run(model, batch, layout, taken)
     # 6. Find each requested token in the packed order: in its shared prompt, or among its row's own tokens.
     prompt_offset = layout.prompts.offsets.to(model.device)[layout.prompt_of_row][row]
     answer_offset = layout.prompt_tokens + layout.answers.offsets.to(model.device)[row]
@@ -97,20 +110,36 @@ def _on_tree(
     """What `packed` returns, computed on the tree of the batch's rows."""
     trees = _layouts(model)[2]
     assert trees is not None
-    tails = zip(tree.rows, tree.shared, tree.lengths, strict=True)
-    ids = torch.cat([batch.tokens[number, begin:end] for number, begin, end in tails])
+    tails = list(zip(tree.rows, tree.shared, tree.lengths, strict=True))
     layout = trees(tree, model.device)
-    hidden = model.forward_hidden(ids[None], layout.positions[None], layout)[0]
+
+    def taken(column: Tensor) -> Tensor:
+        return torch.cat([column[..., number, begin:end] for number, begin, end in tails], -1)
+
+    hidden = _run(model, batch, layout, taken)
     place = torch.empty_like(tree.places)
     place[list(tree.rows)] = tree.places
     return States(hidden.index_select(0, place.to(model.device)[row, column]), None)
+
+
+class Packing(Layout, Protocol):
+    """A layout of the tokens of a batch."""
+
+    positions: Int[Tensor, " L"]
+
+
+def _run(model: ScoringModel, batch: Batch, layout: Packing, taken: Callable[[Tensor], Tensor]) -> Float[Tensor, "L H"]:
+    """The last hidden states of the tokens that a function takes from a column [... N T] of the batch, [... L]."""
+    ids, places = taken(batch.tokens), model.places(batch.tokens)
+    positions = layout.positions[None] if places is None else taken(places)[:, None]
+    return model.forward_hidden(ids[None], positions, layout)[0]
 
 
 def tokens_of_pass(model: ScoringModel, batch: Batch, lengths: Int[Tensor, " N"]) -> Callable[[Sequence[int]], int]:
     """A function from row numbers to the number of tokens that one forward pass over these rows computes. `lengths` are
     the real tokens of each row. Where nothing is padded, a shared prompt counts once, and so does what sessions with
     forks share; where rows are padded, each row counts as long as the longest of them."""
-    if not model.fast or model.encoder_decoder or _layouts(model)[0] is PackedRows:
+    if model.reads_plainly(batch.tokens) or model.encoder_decoder or _layouts(model)[0] is PackedRows:
         padded = lengths.tolist()
         return lambda rows: len(rows) * max(padded[row] for row in rows)
     _, prompt_of_row, start = _prompts(batch)
@@ -197,8 +226,9 @@ def padded(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: In
         inputs = {"input_ids": batch.source, "attention_mask": batch.require("source_mask").long()}
         inputs |= {"decoder_input_ids": batch.tokens, "decoder_attention_mask": batch.mask.long()}
     else:
-        inputs = {"input_ids": batch.tokens, "attention_mask": batch.mask.long()}
-        inputs |= model.positions((batch.mask.cumsum(1) - 1).clamp(min=0))
+        places = model.places(batch.tokens)
+        index = (batch.mask.cumsum(1) - 1).clamp(min=0) if places is None else places
+        inputs = {**model.read(batch.tokens), "attention_mask": batch.mask.long(), **model.positions(index)}
     hidden, output = model.head_inputs(**inputs, use_cache=False)
     logits = output.logits[row, column]
     return States(hidden[row, column], logits if logits.dtype == torch.float64 else logits.float())
@@ -206,14 +236,16 @@ def padded(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: In
 
 def alone(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
     """Logits [R V] of the model's own forward pass at (row, column), called as plainly as Hugging Face's documentation
-    does: one row at a time, without padding, mask, cache or positions. What inference/proof.py compares with."""
+    does: one row at a time, without padding, mask, cache or positions, pictures as their pixels. What
+    inference/proof.py compares with."""
     logits = []
     for index in range(len(batch)):
-        ids = {"input_ids": batch.tokens[index, batch.mask[index]][None]}
+        tokens = batch.tokens[index, batch.mask[index]][None]
+        inputs = {"input_ids": tokens} if model.vision is None else model.vision.own_inputs(tokens)
         if model.encoder_decoder:
             source = batch.require("source")[index, batch.require("source_mask")[index]]
-            ids = {"input_ids": source[None], "decoder_input_ids": ids["input_ids"]}
-        output = model.model(**ids, use_cache=False)
+            inputs = {"input_ids": source[None], "decoder_input_ids": tokens}
+        output = model.model(**inputs, use_cache=False)
         logits.append(output.logits[0, column[row == index]])
     together = torch.cat(logits)  # rows ascend in `row`
     return together if together.dtype == torch.float64 else together.float()

@@ -27,6 +27,8 @@ def _reason(policy: Policy) -> str:
         return "this torch has no products through oneDNN; remove parity"
     if policy.encoder_decoder or not policy.fast:
         return "it is not on the fast path for causal models; remove parity"
+    if policy.vision is not None:
+        return "it reads pictures, with which it was not tried; remove parity"
     if any(rule.softcap is not None or rule.sinks for rule in policy.rules):
         return "its layers cap attention scores or have sinks; remove parity"
     head = policy.model.get_output_embeddings()

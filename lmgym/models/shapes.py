@@ -10,6 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from lmgym.models.families import context_length, supports_fast_path
 from lmgym.models.hooks import layers_of
 from lmgym.models.load import PolicySection, skeleton
+from lmgym.models.vision import family_of, language_of, vision_names
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Shapes:
     fast: bool
     context: int | None
     tried: bool = False  # whether it is fast, a trial decides when its weights are loaded
+    frozen: int = 0  # parameters that make features of pictures, and do not train
 
     @property
     def encoder_decoder(self) -> bool:
@@ -44,18 +46,21 @@ class Shapes:
 
     @property
     def trained(self) -> int:
-        return self.adapter or self.parameters
+        return self.adapter or self.parameters - self.frozen
 
 
 def shapes_of(section: PolicySection) -> Shapes:
     """The shapes of a recipe's policy. Raises LmgymError if the model's configuration cannot be loaded."""
     model = skeleton(section)
     config = model.config.get_text_config(decoder=True)
-    linear = dict(_linear_layers(model))
+    sees = family_of(model.config) is not None
+    language = language_of(model) if sees else model
+    linear = dict(_linear_layers(model if section.train_vision else language))
     vocabulary, width = map(int, model.get_output_embeddings().weight.shape)
     heads = _size(config, "num_attention_heads") or 1  # recurrent models have none
     size = _size(config, "head_dim") or _size(config, "d_kv") or width // heads
-    layers = layers_of(model)
+    layers = layers_of(language)
+    frozen = set(vision_names(model)) if sees and not section.train_vision else set()
     encoder = len(layers_of(model.get_encoder())) if model.config.is_encoder_decoder else 0
     first = dict(_linear_layers(layers[-1])) if layers else linear
     inner = max((max(sizes) for name, sizes in first.items() if "attn" not in name.lower()), default=width)
@@ -81,6 +86,7 @@ def shapes_of(section: PolicySection) -> Shapes:
         pair_values=pairs,
         fast=supports_fast_path(model.config) and section.path != "plain",
         context=context_length(model),
+        frozen=sum(parameter.numel() for name, parameter in model.named_parameters() if name in frozen),
         tried=section.path != "plain" and not (supports_fast_path(model.config) or model.config.is_encoder_decoder),
     )
 

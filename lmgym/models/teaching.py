@@ -23,6 +23,7 @@ from lmgym.models.kernels.fused_divergence import (
 )
 from lmgym.models.kernels.onednn_products import multiply
 from lmgym.models.scoring import ScoringModel
+from lmgym.pictures.ids import FIRST
 
 
 class Teacher(ScoringModel, Protocol):
@@ -133,7 +134,8 @@ class _Divergences(torch.autograd.Function):
 
 def teacher_states(teacher: Teacher, read: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
     """Run the teacher over what it reads, without gradient: the states that predict the actions (row, column)."""
-    largest = max(int(tokens.max()) for tokens in (read.tokens, read.source) if tokens is not None)
+    texts = [tokens[tokens < FIRST] for tokens in (read.tokens, read.source) if tokens is not None]
+    largest = max(int(tokens.max()) for tokens in texts)
     if largest >= teacher.vocabulary:
         raise LmgymError(
             f"an answer holds the token id {largest}, and the teacher has the ids 0 to {teacher.vocabulary - 1} only; "

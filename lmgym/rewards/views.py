@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from lmgym.text.chat import plain_text
+from lmgym.text.pictures import decoded
 from lmgym.types import Episode, Message
 
 Stripping = bool | Literal["opened"]
@@ -71,8 +72,8 @@ def as_sequence(episode: Episode, tokenizer: Any, special: bool, changed: bool =
     read, written = str(plain_text(episode.example.prompt)), episode.text
     if tokenizer is not None:
         ids = [*first.action_ids, *(id for turn in later for id in (*turn.prompt_ids, *turn.action_ids))]
-        read = tokenizer.decode(first.source_ids or first.prompt_ids, clean_up_tokenization_spaces=False)
-        behind = tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        read = decoded(tokenizer, first.source_ids or first.prompt_ids, clean_up_tokenization_spaces=False)
+        behind = decoded(tokenizer, ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         given = "" if read.endswith(first.given) else first.given
         written = written if changed else given + behind
     pair: list[Message] = [{"role": "user", "content": read}, {"role": "assistant", "content": written}]

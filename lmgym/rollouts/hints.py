@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lmgym.core.errors import LmgymError
 from lmgym.rollouts.players import Actor, PromptCache
-from lmgym.types import BarePrompt, Episode, Example, Prompt, RecipeText
+from lmgym.types import BarePrompt, Episode, Example, Prompt, RecipeText, pictures_of
 
 PLACE = re.compile(r"\{(\w+)\}")
 
@@ -23,7 +23,9 @@ def hinted_prompt(hint: str, example: Example) -> Prompt:
     -> 'It is 4. 2+2='"""
     if isinstance(example.prompt, str):
         filled, given = _filled(hint, example, example.prompt), example.prompt
-        return BarePrompt(filled, getattr(filled, "spans", ()), given.form) if isinstance(given, BarePrompt) else filled
+        if not isinstance(given, BarePrompt):
+            return filled
+        return BarePrompt(filled, getattr(filled, "spans", ()), given.form, pictures_of(filled))
     messages = list(example.prompt)
     last = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=None)
     if last is None:

@@ -18,7 +18,7 @@ from lmgym.tasks.prompt_forms import Prompts, few_shot_of, in_form, with_options
 from lmgym.tasks.rows import MissingSplit as MissingSplit
 from lmgym.tasks.rows.unfit import Choice, collecting
 from lmgym.tasks.streamed import StreamedExamples, first_of
-from lmgym.types import Example, Message
+from lmgym.types import Example, Message, told_apart
 
 # Of any task, see `load_task`.
 OPTIONS = ("limit", "system_prompt", "few_shot", "prompt_prefix", "prompt_suffix", "prompts", "unfit")
@@ -156,7 +156,7 @@ def check_task(name: str, split: str = "train", **arguments: Any) -> None:
     except MissingSplit:
         return
     ids = {example.id for example in train}
-    prompts = {str(example.prompt): example.id for example in train}
+    prompts = {told_apart(example.prompt): example.id for example in train}
     for other in ("validation", "test"):
         try:
             held_out = _examples(name, other, arguments)
@@ -167,7 +167,7 @@ def check_task(name: str, split: str = "train", **arguments: Any) -> None:
                 raise LmgymError(
                     f"task '{name}': id '{example.id}' is in both train and {other}; splits must be disjoint"
                 )
-            if (twin := prompts.get(str(example.prompt))) is not None:
+            if (twin := prompts.get(told_apart(example.prompt))) is not None:
                 raise LmgymError(
                     f"task '{name}': {other} example '{example.id}' has the prompt of train example '{twin}'"
                 )

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lmgym.core.errors import LmgymError, represent
+from lmgym.core.files import nearby
 from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
 from lmgym.tasks.prompt_forms import own_texts
@@ -19,10 +20,11 @@ from lmgym.tasks.rows.find import NAMES, Paths, Source, plain_stem
 from lmgym.tasks.rows.formats import place_of
 from lmgym.tasks.rows.indexed import IndexedRows
 from lmgym.tasks.rows.load import Found, find_split
+from lmgym.tasks.rows.pictures import COLUMNS, RowPictures
 from lmgym.tasks.rows.unfit import dropping, fitting, unreadable
 from lmgym.tasks.sources import check_shares
 from lmgym.tasks.streamed import StreamedExamples
-from lmgym.types import Example
+from lmgym.types import Example, RecipeText, pictures_of, told_apart
 
 
 @register("task", "jsonl")
@@ -41,6 +43,8 @@ def data(
     id: str | None = None,
     columns: dict[str, str] | None = None,
     tools: str | None = "tools",
+    images: str | None = "images",
+    image_folder: str | Path | None = None,
     test_path: str | list[str] | Path | None = None,
     validation_path: str | list[str] | Path | None = None,
     validation: float = 0.0,
@@ -61,6 +65,10 @@ def data(
     prompt, `references` and id go to `meta` as they stand in the file, and so do `columns`, under new names: {solution:
     reward_model.ground_truth}. Without `id`, the id is made of file and row. The column `tools`, if there is one, holds
     JSON schemas that the chat template writes into the prompt (`tools: null`: a column like others).
+
+    Pictures stand in the column `images` (without it, in `image`), or in parts of messages: files below `image_folder`
+    (by default the folder of the rows), data: addresses, base64, or bytes as the datasets library has them. Nothing is
+    fetched. rows/pictures.py says where each stands in the prompt; `images: null`: a column like others.
 
     Splits: `splits` names those of the data, or parts of them: {train: "train_prefs[:5%]", test: test_prefs}.
     `test_path` and `validation_path` are the data of these splits. A split that the data does not have is taken out of
@@ -88,7 +96,8 @@ def data(
         raise LmgymError("task.id cannot be checked for ids that come twice with task.streaming; remove one of them")
     source = Source("data", path, hub_id or "", config, revision, data_files, splits or {}, named=False)
     own = {"test": test_path, "validation": validation_path}
-    reader = Reader.of(prompt, references, id, columns or {}, tools)
+    pictures = RowPictures(_image_columns(images), _image_folder(image_folder))
+    reader = Reader.of(prompt, references, id, columns or {}, tools, pictures)
     shares = {"test": test, "validation": validation}
     return _Data(source, own, reader, shares, False if id is not None else streaming).examples(split)
 
@@ -102,10 +111,17 @@ class Reader:
     id: str | None
     columns: Mapping[str, str]
     tools: str | None = None
+    pictures: RowPictures = field(default_factory=RowPictures)
 
     @classmethod
     def of(
-        cls, prompt: Any, references: Any, id: str | None, columns: Mapping[str, str], tools: str | None = None
+        cls,
+        prompt: Any,
+        references: Any,
+        id: str | None,
+        columns: Mapping[str, str],
+        tools: str | None = None,
+        pictures: RowPictures | None = None,
     ) -> "Reader":
         """The reader of a recipe's keys. Raises LmgymError for what they cannot mean."""
         for message in prompt if isinstance(prompt, list) else ():
@@ -113,15 +129,27 @@ class Reader:
                 raise LmgymError(f"key 'task.prompt': a message has a role and a content, got {represent(message)}")
             check_template(message["content"], "task.prompt")
         prompt = prompt if isinstance(prompt, list) else Cell.of(prompt, "task.prompt")
-        return cls(prompt, None if references is None else Cell.of(references, "task.references"), id, columns, tools)
+        right = None if references is None else Cell.of(references, "task.references")
+        return cls(prompt, right, id, columns, tools, pictures or RowPictures())
 
     def prompt_of(self, row: Row) -> Any:
         """The prompt of a row, a text or messages. Raises LmgymError if it has none."""
         where, values = row
+        # 1. A template may name the column of pictures.
+        shown, column = self.pictures.shown(values, where), self.pictures.column(values)
+        filling = {**values, column: RecipeText.join(*shown)} if column is not None and shown else values
+        value: Any
         if isinstance(self.prompt, list):
-            filled = [{**one, "content": fill(one["content"], values, where)} for one in self.prompt]
-            return as_prompt(filled, "task.prompt", where, continued=True)
-        return as_prompt(self.prompt.value(values, where), self.prompt.name, where, continued=True)
+            name, value = "task.prompt", [{**m, "content": fill(m["content"], filling, where)} for m in self.prompt]
+            told = [message["content"] for message in value]
+        else:
+            templated = self.prompt.template is not None
+            name, value = self.prompt.name, self.prompt.value(filling if templated else values, where)
+            told = [value] if templated else []
+        # 2. Else the data says where they stand.
+        shown = [] if any(map(pictures_of, told)) else shown
+        put = partial(self.pictures.put_into, shown=shown, name=name, where=where)
+        return as_prompt(value, name, where, continued=True, shown=put)
 
     def example(self, row: Row, stems: Mapping[str, str]) -> Example:
         """The example of a row; `stems` are how ids begin, by file. Raises LmgymError, with file and line, if it cannot
@@ -130,6 +158,7 @@ class Reader:
         prompt = with_tools(self.prompt_of(row), values, self.tools, where)
         references = references_of(values, self.references, where)
         used = {"references", self.id, None if isinstance(self.prompt, list) else self.prompt.column}
+        used.add(self.pictures.column(values))
         meta = {key: value for key, value in values.items() if key not in used}
         meta |= {name: column(values, path, where) for name, path in self.columns.items()}
         return Example(self._id(row, stems), prompt, references, meta)
@@ -141,7 +170,7 @@ class Reader:
         cells = [self.prompt] if isinstance(self.prompt, Cell) else [Cell(template=m["content"]) for m in self.prompt]
         names = [name for cell in cells for name, _, _ in fields_of(cell.template or "", "task.prompt")]
         names += [cell.column for cell in cells if cell.column is not None]
-        return [*names, *(name.partition(".")[0] for name in names)]
+        return [*names, *(name.partition(".")[0] for name in names), *self.pictures.columns]
 
     def _id(self, row: Row, stems: Mapping[str, str]) -> str:
         where, values = row
@@ -237,7 +266,7 @@ class _Data:
 
     def _fractions(self, files: Sequence[IndexedRows], read: Callable[[Row], Example]) -> np.ndarray:
         """The hash of each row's prompt, in [0, 1); 2 for rows that do not fit. Two splits of a run ask for it."""
-        key = (tuple(file.sha256 for file in files), repr(self.reader.prompt))
+        key = (tuple(file.sha256 for file in files), repr((self.reader.prompt, self.reader.pictures)))
         if key in _fractions_of and not dropping():
             return _fractions_of[key]
         only = None if dropping() else self.reader.columns_of_prompt()
@@ -273,7 +302,21 @@ def _fraction(prompt: Any) -> float:
     """Of the texts alone: rows that differ in their tools only are in one split."""
     if not isinstance(prompt, str):
         prompt = [{key: value for key, value in message.items() if key != "tools"} for message in prompt]
-    return hash_fraction(str(prompt))
+    return hash_fraction(told_apart(prompt))
+
+
+def _image_columns(images: str | None) -> tuple[str, ...]:
+    """The names of the column of pictures: the usual ones, or another."""
+    return () if images is None else COLUMNS if images in COLUMNS else (images,)
+
+
+def _image_folder(folder: str | Path | None) -> Path | None:
+    if folder is None:
+        return None
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise LmgymError(f"task.image_folder: there is no folder {path}{nearby(path)}")
+    return path
 
 
 def _stems(found: Found) -> dict[str, str]:

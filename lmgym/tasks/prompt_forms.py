@@ -16,7 +16,7 @@ from lmgym.core.files import read_text
 from lmgym.core.validation import check_arguments
 from lmgym.tasks.streamed import each, in_memory
 from lmgym.text.chat import plain_text
-from lmgym.types import BarePrompt, Example, Message, RecipeText
+from lmgym.types import BarePrompt, Example, Message, RecipeText, pictures_of, told_apart
 
 LONGEST_SYSTEM_PROMPT = 2**20  # bytes
 Prompts = Literal["auto", "chat", "text", "rendered"]
@@ -71,8 +71,8 @@ def in_form(examples: Sequence[Example], task: str, prompts: Prompts) -> Sequenc
                     "and the model's template renders it"
                 )
             return replace(example, prompt=_bare(plain_text(prompt))) if prompts == "text" else example
-        if prompts == "chat":
-            content = RecipeText(prompt, prompt.spans) if isinstance(prompt, BarePrompt) else prompt
+        if prompts == "chat" or (prompts == "auto" and pictures_of(prompt)):
+            content = RecipeText(prompt, prompt.spans, prompt.pictures) if isinstance(prompt, BarePrompt) else prompt
             return replace(example, prompt=[{"role": "user", "content": content}])
         return replace(example, prompt=_bare(prompt, "rendered" if prompts == "rendered" else "text"))
 
@@ -117,7 +117,7 @@ def with_options(
 
 
 def _bare(text: str, form: Literal["text", "rendered"] = "text") -> BarePrompt:
-    return BarePrompt(text, getattr(text, "spans", ()), form)
+    return BarePrompt(text, getattr(text, "spans", ()), form, pictures_of(text))
 
 
 def _system_text(system_prompt: str | None) -> str | None:
@@ -138,10 +138,10 @@ def _chooser(shots: FewShot, source: Sequence[Example], seed: int) -> Callable[[
     # An example must not see its own prompt solved, so shots with an equal prompt are skipped.
     indices: dict[str, set[int]] = {}
     for index, shot in enumerate(source):
-        indices.setdefault(str(shot.prompt), set()).add(index)
+        indices.setdefault(told_apart(shot.prompt), set()).add(index)
 
     def choose(example: Example) -> list[Example]:
-        own = indices.get(str(example.prompt), set())
+        own = indices.get(told_apart(example.prompt), set())
         others = len(source) - len(own)
         if others < shots.n:
             raise LmgymError(f"task.few_shot.n is {shots.n}, but split '{shots.split}' has {others} other examples")

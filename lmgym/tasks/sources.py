@@ -9,7 +9,7 @@ from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.find import Source
 from lmgym.tasks.rows.load import rows_of_split
 from lmgym.tasks.rows.unfit import fitting
-from lmgym.types import Example
+from lmgym.types import Example, told_apart
 
 
 def split_to_read(task: str, split: str, validation: float) -> str:
@@ -46,10 +46,10 @@ def disjoint(task: str, split: str, examples_of: Callable[[str], Iterable[Exampl
     held_out: set[str] = set()
     for other in SPLITS[SPLITS.index(split) + 1 :]:
         try:
-            held_out |= {str(example.prompt) for example in examples_of(other)}
+            held_out |= {told_apart(example.prompt) for example in examples_of(other)}
         except MissingSplit:
             continue
-    return [example for example in examples if str(example.prompt) not in held_out]
+    return [example for example in examples if told_apart(example.prompt) not in held_out]
 
 
 def check_shares(validation: float, test: float) -> None:
@@ -79,10 +79,10 @@ def shared_out(
     shares = {part: 0.0 if part in own else share for part, share in (("test", test), ("validation", validation))}
     if split != "train" and not shares[split]:
         raise MissingSplit(f"task '{task}' has no split '{split}': set task.{split} above 0")
-    held_out = {str(example.prompt) for examples in own.values() for example in examples}
+    held_out = {told_apart(example.prompt) for examples in own.values() for example in examples}
 
     def part_of(example: Example) -> str:
-        fraction = hash_fraction(str(example.prompt))
+        fraction = hash_fraction(told_apart(example.prompt))
         if fraction < shares["test"]:
             return "test"
         return "validation" if fraction < shares["test"] + shares["validation"] else "train"
@@ -96,7 +96,7 @@ def shared_out(
             f"task '{task}' has no examples in split '{split}': a hash of the prompts shares {len(train):,} rows out "
             f"(rows: {rows}); {remedy}, or give the split data of its own"
         )
-    return [one for one in train if part_of(one) == split and str(one.prompt) not in held_out]
+    return [one for one in train if part_of(one) == split and told_apart(one.prompt) not in held_out]
 
 
 def of_own_data(

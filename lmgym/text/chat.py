@@ -12,8 +12,9 @@ from weakref import WeakKeyDictionary
 
 from lmgym.core.errors import LmgymError, represent, warn
 from lmgym.text.control import bare_ids, control_tokens, ids_of_pieces, split_text, text_ids
+from lmgym.text.pictures import decoded
 from lmgym.text.template import NO_TOOLS, around_answer, ending_pieces, ignores_tools, template_pieces
-from lmgym.types import BarePrompt, Message, Prompt, RecipeText
+from lmgym.types import BarePrompt, Message, Prompt, RecipeText, pictures_of
 
 Template = Mapping[str, Any]  # keyword arguments of a chat template
 
@@ -46,7 +47,7 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, template: Template | None = None,
     With a chat template, the messages are rendered through it, with `template` as its keyword arguments (for example
     `{"enable_thinking": False}`). Without one, and of a `BarePrompt`, `plain_text` is tokenized, with the special
     tokens that the tokenizer adds in front (BOS) but not at the end (EOS); a rendered prompt has its own. Raises
-    LmgymError if a chat is longer than `cut` allows.
+    LmgymError if a chat, or a prompt with pictures, is longer than `cut` allows.
 
     Example: prompt_ids(builtin_tokenizer("builtin:numbers"), "7 8") -> [1, 10, 11]"""
     rendered = isinstance(prompt, BarePrompt) and prompt.form == "rendered"
@@ -217,10 +218,12 @@ def _plain_ids(tokenizer: Any, prompt: Prompt, cut: Cut | None, end: bool) -> li
         return ended(ids)
     # 2. Find what the tokenizer puts around a text: around this one without the names of control tokens.
     text = "".join(pieces[::2])
-    if not bare_ids(tokenizer, text) and len(pieces) > 1:
-        text = pieces[1][0]
+    if not bare_ids(tokenizer, text):
+        text = next((piece[0] for piece in pieces[1::2] if piece and not pictures_of(piece)), "")
     ids, plain = list(tokenizer(text)["input_ids"]), bare_ids(tokenizer, text)
     start = next((n for n in range(len(ids) - len(plain) + 1) if ids[n : n + len(plain)] == plain), None)
+    if not plain:  # a prompt that is a picture alone
+        start = len(ended(ids))
     own = ids_of_pieces(tokenizer, pieces)
     if start is None and (cut is None or len(own) <= cut.tokens):
         return own
@@ -238,6 +241,11 @@ def _plain_ids(tokenizer: Any, prompt: Prompt, cut: Cut | None, end: bool) -> li
             f"it must be at least {around + 1}"
         )
     if cut is not None and len(own) > cut.tokens - around:
+        if any(map(pictures_of, pieces)):
+            raise LmgymError(
+                f"a prompt with pictures has {around + len(own)} tokens, more than policy.max_prompt_tokens "
+                f"({cut.tokens}), and is not cut; shorten it, or raise or remove policy.max_prompt_tokens"
+            )
         own = own[around - cut.tokens :] if cut.side == "left" else own[: cut.tokens - around]
     return [*before, *own, *after]
 
@@ -281,7 +289,7 @@ def appended_ids(
     # 3. Drop the end mark if the answer already ends with it, or with another; some templates put a space before it.
     for mark in (last, _mark(tokenizer)) if ended else (last,):
         place = ids.index(mark) if mark in ids else None
-        if place is not None and not tokenizer.decode(ids[:place], skip_special_tokens=False).strip():
+        if place is not None and not decoded(tokenizer, ids[:place], skip_special_tokens=False).strip():
             return ids[place + 1 :]
     return ids
 

@@ -14,6 +14,9 @@ from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from lmgym.text.pictures import picture_ids
+from lmgym.types import around_pictures, pictures_of
+
 Span = tuple[int, int]  # (begin, end) in a text
 SEEN = 1024  # texts whose names of control tokens are remembered: a conversation is rendered again at each turn
 
@@ -82,12 +85,20 @@ def bare_ids(tokenizer: Any, text: str, later: bool = False, target: bool = Fals
 
 
 def split_text(tokenizer: Any, text: str, control: ControlTokens | None = None) -> list[str]:
-    """The text in pieces: at odd places those that would become control tokens and must not, at even places the others
-    (of a text that spells none the text itself). What the recipe wrote (types.RecipeText) is always at even places.
-    `control`: those of this tokenizer, if they are at hand.
+    """The text in pieces: at odd places those that would become control tokens and must not, and its pictures; at even
+    places the others (of a text that has none the text itself). What the recipe wrote (types.RecipeText) is always at
+    even places. `control`: those of this tokenizer, if they are at hand.
 
     Example: split_text(builtin_tokenizer("builtin:bytes"), "a<eos>b") -> ['a', '<eos>', 'b']"""
     control = control or control_tokens(tokenizer)
+    if not pictures_of(text):
+        return _split_words(tokenizer, text, control)
+    around = enumerate(around_pictures(text))
+    return [piece for n, own in around for piece in ([own] if n % 2 else _split_words(tokenizer, own, control))]
+
+
+def _split_words(tokenizer: Any, text: str, control: ControlTokens) -> list[str]:
+    """`split_text` of a text without pictures."""
     written = getattr(text, "spans", ())
     text = str(text)
     # 1. The parts that the recipe did not write, and in them what would become a control token.
@@ -119,12 +130,15 @@ def _control_in(tokenizer: Any, texts: Sequence[str], control: ControlTokens) ->
 
 
 def ids_of_pieces(tokenizer: Any, pieces: Sequence[str]) -> list[int]:
-    """Token ids of a text in pieces, as `split_text` gives them: those at odd places become no control tokens."""
+    """Token ids of a text in pieces, as `split_text` gives them: those at odd places become no control tokens. Raises
+    LmgymError for a picture where the model sees none."""
     if len(pieces) == 1:
         return bare_ids(tokenizer, pieces[0])
     ids, later = list[int](), False
     for number, piece in enumerate(pieces):
-        if piece:
+        if shown := pictures_of(piece):
+            ids, later = ids + picture_ids(tokenizer, shown[0][1]), True
+        elif piece:
             own = text_ids(tokenizer, piece, later) if number % 2 else bare_ids(tokenizer, piece, later)
             ids, later = ids + own, True
     return ids

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from lmgym.text.pictures import decoded
+
 CUT = "\ufffd"  # what a decoder writes for bytes that are no whole character
 LONGEST_CHARACTER = 4  # bytes in UTF-8, and so tokens
 
@@ -11,15 +13,16 @@ LONGEST_CHARACTER = 4  # bytes in UTF-8, and so tokens
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """The text of each token; joined, they are the decoded text with its control tokens.
 
-    A character that several tokens spell together belongs to the last of them; the others get "". Any object with the
-    `decode` of a tokenizer will do, of the library tokenizers or of transformers; the time is linear in the length.
+    A character that several tokens spell together belongs to the last of them; the others get "". Of a picture the
+    first piece is the character PICTURE, and the others are "". Any object with the `decode` of a tokenizer will do, of
+    the library tokenizers or of transformers; the time is linear in the length.
 
     Example: in bytes "é" is two tokens: token_texts(builtin_tokenizer("builtin:bytes"), [68, 130, 105, 69])
     -> ['b', '', 'é', 'c']"""
     ids = list(ids)
 
     def decode(part: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(part), skip_special_tokens=False))
+        return decoded(tokenizer, part, skip_special_tokens=False)
 
     # Short windows are decoded, since decoding every beginning of the ids would take quadratic time. Some decoders drop
     # the space before their first token, so a window begins with known tokens, whose own text is taken off again.

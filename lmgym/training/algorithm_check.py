@@ -84,7 +84,8 @@ def check_algorithm(algorithm: Algorithm) -> str:
 def sample_episodes(group_size: int, policy: Policy) -> list[Episode]:
     """Answers of different lengths to `GROUPS` prompts, with rewards that differ within each group; some are cut off.
     Functions of their place alone. Log-probabilities are those of the policy."""
-    ordinary = [token for token in range(policy.vocabulary) if token not in policy.special_ids]
+    special = {*policy.special_ids, *policy.never}
+    ordinary = [token for token in range(policy.vocabulary) if token not in special]
     episodes = []
     for index in range(GROUPS * group_size):
         draws = seeds.uniforms([seeds.key("check", "algorithm", index)], 0, LONGEST + 2)[0]

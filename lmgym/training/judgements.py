@@ -16,7 +16,7 @@ from lmgym.rollouts.given_answers import labelled_steps, rated_answers
 from lmgym.stats.calibration import Bin, calibration_bins, calibration_error
 from lmgym.stats.intervals import Interval, mean_interval, student_t
 from lmgym.training.stage import StageRun
-from lmgym.types import Example
+from lmgym.types import Example, told_apart
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def step_judgements(stage: StageRun, examples: Sequence[Example]) -> Judgements:
     answer = step_ends(batch.actions, batch.require("turn")).nonzero()[:, 0]
     margins = (logits * (2 * labels - 1)).double()
     # 2. Steps, and the first wrong step of each answer.
-    prompts = [str(example.prompt) for example in examples]
+    prompts = [told_apart(example.prompt) for example in examples]
     of_steps = [prompts[row] for row in answer.tolist()]
     results = {"step/accuracy": _by_prompt(zip(of_steps, ordered(margins).tolist(), strict=True))}
     true, found = first_wrong(labels > 0, answer), first_wrong(logits >= 0, answer)

@@ -7,6 +7,7 @@ runs/NAME/
     rollouts.jsonl      a tracked prompt's answers in each step
     traces/             a table of each step's answers, and every number of some of them, see logs/traces/trace.py
     tokenizer/          what the ids in traces/ are read with
+    pictures/           those of the prompts, if there are any, see pictures/store.py
     copies/             frozen models that checkpoints refer to, see checkpoints/frozen_models.py
     checkpoints/        the newest few, see checkpoints/checkpoint.py
     best/               the best model, if evaluation.keep_best names a metric

@@ -25,6 +25,8 @@ from lmgym.models.device import prepare_process
 from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
+from lmgym.pictures.store import FOLDER as PICTURES
+from lmgym.pictures.store import keep_pictures_in
 from lmgym.rewards.base import Reward, check_examples
 from lmgym.rewards.building import available_metrics, build_rewards
 from lmgym.rewards.champions import check_champions
@@ -59,6 +61,7 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     if not waiting.IN_TIME:
         console.say(waiting.TORCH_CAME_FIRST)
     folder = Path(config.out or DEFAULT_FOLDER).absolute()
+    keep_pictures_in(folder / PICTURES)
     lock = lock_begun(folder, console.warn) if ranks.first else None  # before it is decided where the run stands
     try:
         ranks.wait()
@@ -110,6 +113,8 @@ def load(config: Config, begun: Begun, ranks: Ranks, say: Callable[[str], None])
     stands_on |= fingerprint.of_machine(machine, policy, ranks, config.distributed.sharding)
     stands_on["read"] = contents.with_models(stands_on["read"], config)  # those of the Hub are here now
     if config.distributed.sharding == "fsdp":
+        if policy.vision is not None:
+            raise LmgymError("distributed.sharding: models that read pictures are not shared out; remove it")
         policy = shard_policy(policy, ranks)
     return Loaded(machine, data, policy, stands_on)
 
@@ -238,6 +243,11 @@ def open_engine(
     ranks: Ranks = ALONE,
 ) -> Engine[Policy]:
     """The engine of a run. Raises LmgymError if it cannot be had, or is too small for the `ranks`."""
+    if loaded.policy.vision is not None and not section.kind.shares_weights:
+        raise LmgymError(
+            f"engine.name: {section.name} does not read pictures, and {loaded.policy.model.config.model_type} does; "
+            "write name: sampler"
+        )
     corrected = all(stage.algorithm.weighs_old for stage in stages if stage.source.samples)
     canary, machine = section.gap_error, loaded.machine
     place = Place(folder, warn, machine.unit, machine.generator_threads, ranks, canary, corrected)

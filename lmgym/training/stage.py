@@ -364,6 +364,8 @@ def _frozen_models(run: Run, section: Stage, algorithm: Algorithm) -> FrozenMode
         teacher = load_policy(teacher_section(run.section, required.teacher), run.config.seed).but(ranks=run.ranks)
         frozen.teacher = checksum(teacher.model.parameters())
         teacher.model.requires_grad_(False)
+        if teacher.vision is not None and run.policy.vision is not None:
+            teacher.vision.reader.pictures = run.policy.vision.reader.pictures
         if sharded:
             teacher = shard_policy(teacher, run.ranks)
         frozen.models["teacher"] = teacher

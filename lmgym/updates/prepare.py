@@ -14,6 +14,7 @@ from lmgym.functional import truncation
 from lmgym.functional.advantages import deviation, explained_variance
 from lmgym.functional.reductions import masked_mean
 from lmgym.functional.spans import match_spans
+from lmgym.pictures.ids import FIRST
 from lmgym.updates.protocols import FrozenPolicy, TopTeacher, TrainablePolicy
 
 
@@ -69,9 +70,10 @@ def _with_teacher_top(batch: Batch, teacher: FrozenPolicy | None) -> Batch:
 def _check_ids(batch: Batch, vocabulary: int) -> None:
     """Raise LmgymError for tokens that the policy does not have, as a reference may hold."""
     for column in (batch.tokens, batch.source):
-        if column is not None and int(column.max()) >= vocabulary:
+        beyond = [] if column is None else column[(column >= vocabulary) & (column < FIRST)].tolist()
+        if beyond:
             raise LmgymError(
-                f"a text that is trained on holds the token id {int(column.max())}, and the model has the ids 0 to "
+                f"a text that is trained on holds the token id {beyond[0]}, and the model has the ids 0 to "
                 f"{vocabulary - 1} only; name the model's own tokenizer (policy.tokenizer)"
             )
 

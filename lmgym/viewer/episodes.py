@@ -4,14 +4,17 @@ each moved: the terms of its loss, how hard each pushes it, and what the algorit
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
 from lmgym.logs.traces.trace import TraceEpisode, TraceRow, TraceStep, TraceTurn, row_of_turns
+from lmgym.pictures.ids import is_piece, picture_of
 from lmgym.text.tokens import token_texts
-from lmgym.types import Turn
+from lmgym.types import PICTURE, Turn
+from lmgym.viewer.pictures import shown_pictures
 
 TRACED = [field.name for field in fields(TraceTurn)]
 TURN = ("prompt_ids", "action_ids", "logprobs", "reward", "source_ids", "token_rewards", "versions")
@@ -62,14 +65,17 @@ def mean_advantage(episode: TraceEpisode) -> float | None:
     return float(values.mean(dtype=float)) if len(values) else None
 
 
-def row_tree(row: TraceRow, tokenizer: Any) -> dict[str, Any]:
-    """A token sequence as JSON can hold it: `pieces` are the texts of the tokens, which joined give the whole text, and
-    `special` the places of control tokens. Without a tokenizer a token's text is its id.
+def row_tree(row: TraceRow, tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """A token sequence as JSON can hold it: `pieces` are the texts of the tokens, which joined give the whole text,
+    `special` the places of control tokens, and `pictures` those of the run folder, by place. Without a tokenizer a
+    token's text is its id.
 
-    Example: row_tree(row, tokenizer)["pieces"] -> ["2", "+", "2", "=", "4", "<eos>"]"""
+    Example: row_tree(row, tokenizer, folder)["pieces"] -> ["2", "+", "2", "=", "4", "<eos>"]"""
     ids = row.tokens.tolist()
     tree = {"ids": ids, **_texts(ids, tokenizer), "actions": row.actions.tolist(), "turn": row.turn.tolist()}
     tree["columns"] = {name: shortest(column) for name, column in row.columns.items()}
+    if pictures := shown_pictures(folder, ids):
+        tree["pictures"] = pictures
     if row.source is not None:
         tree["source"] = _texts(row.source.tolist(), tokenizer)
     return tree
@@ -128,9 +134,14 @@ def _scores(trace: TraceStep, episode: TraceEpisode) -> dict[str, float | None]:
 
 def _texts(ids: list[int], tokenizer: Any) -> dict[str, Any]:
     if tokenizer is None:
-        return {"pieces": [f"[{id}]" for id in ids], "special": []}
+        return {"pieces": [_name(id) for id in ids], "special": []}
     special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     return {
         "pieces": token_texts(tokenizer, ids),
         "special": [place for place, id in enumerate(ids) if id in special],
     }
+
+
+def _name(id: int) -> str:
+    """A token without a tokenizer."""
+    return f"[{id}]" if not is_piece(id) else "" if picture_of(id)[1] else PICTURE

@@ -12,6 +12,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.files import open_regular
 from lmgym.logs.records import ROLLOUTS, TIMINGS, rename_record
 from lmgym.logs.timings import PARTS
+from lmgym.pictures.ids import FIRST
 from lmgym.viewer.tail import Tail, inside
 
 # The keys that every record begins with (training/loop.py): read without the rest of a line, which may be long.
@@ -19,7 +20,7 @@ BEGINNING = re.compile(
     rb'\{"kind": "(train|evaluation)", "stage": (\d{1,9}), "stage_name": "(?:[^"\\]|\\.)*", "step": (\d{1,9})(?=[,}])'
 )
 MOST_PROBLEMS = 20  # that are kept to be shown
-LARGEST = 10**9  # stage, step or index; ids are below 2^31
+LARGEST = 10**9  # stage, step or index; ids are below 2^31, but for those of pictures
 Span = tuple[int, int]  # begin and end of some lines, in bytes
 
 
@@ -138,7 +139,7 @@ def _is_turn(turn: Mapping[str, Any]) -> bool:
     numbers = [turn.get("reward"), *(turn.get("logprobs") or []), *(turn.get("token_rewards") or [])]
     parts = [(version, count) for version, count in turn.get("versions") or ()]
     return (
-        all(type(id) is int and 0 <= id < 2**31 for id in ids)
+        all(type(id) is int and (0 <= id < 2**31 or FIRST <= id < 2 * FIRST) for id in ids)
         and _are_numbers(numbers)
         and all(_is_index(version) and _is_index(count) for version, count in parts)
         and sum(count for _, count in parts) in (0, len(turn["action_ids"]))

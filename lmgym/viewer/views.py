@@ -176,7 +176,7 @@ def answer_tree(run: RunRecords, moment: Moment, index: int, split: str | None =
     tree = {name: value for name, value in vars(episode).items() if name != "rows"}
     tree |= {"kind": moment.kind, "stage": moment.stage, "step": moment.step, "split": split}
     tree["turns"] = [vars(turn) for turn in episode.turns]
-    tree["rows"] = [row_tree(row, tokenizer) for row in episode.rows]
+    tree["rows"] = [row_tree(row, tokenizer, run.folder) for row in episode.rows]
     tree["session"] = session_tree(episode.rows)
     tree |= {"tokenizer": tokenizer is not None, "texts": turn_texts(episode), "reason": "", "algorithm": ""}
     if trace is not None:

@@ -19,7 +19,8 @@ POLICY = {
     "device": "cpu",
     "architecture": runs.ARCHITECTURE | {"max_position_embeddings": 8192},
 }
-FEWER = {"arithmetic": {"size": 32, "test_size": 8, "validation_size": 8}}
+SEES = {"model": "builtin:tiny_idefics3", "device": "cpu", "train_vision": True}
+FEWER = {name: {"size": 32, "test_size": 8, "validation_size": 8} for name in ("arithmetic", "shapes")}
 
 
 def gsm8k_folder(folder: Path) -> Path:
@@ -75,6 +76,8 @@ def overrides(recipe: Path, folder: Path) -> list[str]:
     wanted = {"policy": POLICY, "threads": 1, "evaluation.examples": 4, "evaluation.every": 1, "checkpoint.every": 1}
     staged = "stages" in yaml.safe_load(recipe.read_text())
     config, judges = load_config(recipe), {}
+    if config.policy.model == SEES["model"]:
+        wanted["policy"] = SEES
     for number, stage in enumerate(config.stages):
         where = f"stages.{number}." if staged else ""
         wanted |= {where + key: value for key, value in SMALL.items()}

@@ -1,5 +1,6 @@
 """Mutants of data: the files of every task that reads some, in each of the formats that it reads."""
 
+import base64
 import copy
 import csv
 import gzip
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
+from lmgym.pictures.store import FORMATS
 from lmgym.tasks.base import load_task
 from tests.contract.test_rl4lms_tasks import HUB, SPLITS
 from tests.contract.test_rl4lms_tasks import task_arguments as rl4lms_arguments
@@ -281,6 +283,37 @@ def _originals() -> list[DataMutant]:
         ),
         DataMutant("", "data", {"path": HERE, "test": 0.0}, _saved()),
         DataMutant("", "svamp", {"path": f"{HERE}/SVAMP.json"}, {"SVAMP.json": svamp}),
+        *_pictures(),
+    ]
+
+
+def _pictures() -> list[DataMutant]:
+    """Rows with pictures: in files of every format, as a data: address, and in a table as bytes."""
+    import pyarrow
+    from PIL import Image
+    from pyarrow import parquet
+
+    files = {}
+    for kind in FORMATS:
+        out = io.BytesIO()
+        Image.linear_gradient("L").resize((24, 16)).convert("RGB").save(out, kind)
+        files[f"{kind}.bin"] = out.getvalue()
+    address = "data:image/png;base64," + base64.b64encode(files["PNG.bin"]).decode()
+    parts = [{"type": "image", "image": address}, {"type": "text", "text": "And here?"}]
+    rows: list[dict[str, Any]] = [{"images": [name], "prompt": "<image>What?", "references": "4"} for name in files]
+    rows.append({"images": [], "prompt": [{"role": "user", "content": parts}], "references": "4"})
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    table = pyarrow.table({
+        "image": [{"bytes": data, "path": name} for name, data in files.items()],
+        "prompt": ["What is it?"] * len(files),
+        "references": ["4"] * len(files),
+    })  # fmt: skip
+    packed = io.BytesIO()
+    parquet.write_table(table, packed)
+    own: dict[str, Any] = {"test": 0.0}
+    return [
+        DataMutant("", "data", {"path": f"{HERE}/rows.jsonl", **own}, {"rows.jsonl": lines, **files}),
+        DataMutant("", "data", {"path": f"{HERE}/rows.parquet", **own}, {"rows.parquet": packed.getvalue()}),
     ]
 
 

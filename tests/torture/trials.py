@@ -31,8 +31,11 @@ from lmgym.experiments.sweep import plan
 from lmgym.logs.console import Console
 from lmgym.logs.plots.training import training_plot
 from lmgym.models.builtin import byte_tokenizer
+from lmgym.pictures.ids import piece_ids
+from lmgym.pictures.store import current_store
 from lmgym.tasks.base import MissingSplit, load_task
 from lmgym.text.chat import prompt_ids
+from lmgym.text.pictures import read_pictures
 from lmgym.training.loop import advance, begin_step, collate_step, gather
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun, begin_stage
@@ -219,8 +222,10 @@ def _try_data(mutant: data.DataMutant, folder: Path, deep: bool) -> None:
 
 
 def _check_example(example: Example) -> None:
-    """An example that was accepted can be written down and encoded."""
-    prompt_ids(byte_tokenizer(), example.prompt)
+    """An example that was accepted can be written down and encoded, and its pictures seen."""
+    tokenizer = byte_tokenizer()
+    read_pictures(tokenizer, lambda digest: piece_ids(digest, current_store().open(digest).width))
+    prompt_ids(tokenizer, example.prompt)
     json.dumps([example.prompt, example.references, dict(example.meta)], ensure_ascii=False, default=str).encode()
 
 

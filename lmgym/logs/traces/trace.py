@@ -1,7 +1,8 @@
 """What happened in each step of a run, written down for reading: traces/ in its folder (docs/run_folder.md).
 
 A step is a zip of JSON: step.json is a table of all its answers, episodes/000007.json the whole record of one,
-texts.json the words of the others. Arrays in them are base64 of little-endian int32 or float32. Imports no torch."""
+texts.json the words of the others. Arrays in them are base64 of little-endian int32 or float32, of tokens with pictures
+int64. Imports no torch."""
 
 import base64
 import json
@@ -29,12 +30,13 @@ from lmgym.logs.traces.files import (
 )
 from lmgym.logs.traces.texts import TraceTexts
 from lmgym.logs.writer import replace_file
+from lmgym.pictures.ids import is_piece
 from lmgym.types import Turn
 
 FORMAT = 1
-LITTLE = {"i": ("int32", np.dtype("<i4")), "f": ("float32", np.dtype("<f4"))}  # by numpy's letter of the type
+LITTLE = {"int32": "<i4", "float32": "<f4", "int64": "<i8"}  # by numpy's name of the type
 
-Integers = npt.NDArray[np.int32]
+Integers = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float32]
 T = TypeVar("T")
 
@@ -183,12 +185,17 @@ def row_of_turns(turns: Sequence[Turn], first: int = 0) -> TraceRow:
         columns["version"] = np.repeat(parts[:, 0].astype(np.float32), parts[:, 1])
     counts = [len(turn.action_ids) for turn in turns]
     return TraceRow(
-        tokens=np.array(tokens, np.int32),
+        tokens=_ids(tokens),
         actions=np.array(actions, np.int32),
         turn=np.repeat(np.arange(first, first + len(turns), dtype=np.int32), counts),
         columns=columns,
-        source=np.array(turns[0].source_ids, np.int32) if turns[0].source_ids else None,
+        source=_ids(turns[0].source_ids) if turns[0].source_ids else None,
     )
+
+
+def _ids(ids: Sequence[int]) -> Integers:
+    """Token ids; those of pictures take 64 bits."""
+    return np.array(ids, np.int64) if any(map(is_piece, ids)) else np.array(ids, np.int32)
 
 
 def _token_rewards(turn: Turn) -> Numbers:
@@ -201,16 +208,17 @@ def _token_rewards(turn: Turn) -> Numbers:
 
 
 def packed(array: npt.NDArray[Any]) -> dict[str, str]:
-    """An array of int32 or float32 as JSON can hold it. Example: packed(np.float32([1])) -> {"float32": "AACAPw=="}"""
-    name, little = LITTLE[array.dtype.char]
-    return {name: base64.b64encode(array.astype(little, copy=False).tobytes()).decode()}
+    """An array of int32, int64 or float32 as JSON can hold it.
+
+    Example: packed(np.float32([1])) -> {"float32": "AACAPw=="}"""
+    little = LITTLE[array.dtype.name]
+    return {array.dtype.name: base64.b64encode(array.astype(little, copy=False).tobytes()).decode()}
 
 
 def unpacked(tree: Mapping[str, str]) -> npt.NDArray[Any]:
     """The array that `packed` has written. Raises KeyError or ValueError for anything else."""
     ((name, text),) = tree.items()
-    little = dict(LITTLE.values())[name]
-    return np.frombuffer(base64.b64decode(text, validate=True), little).astype(name)
+    return np.frombuffer(base64.b64decode(text, validate=True), LITTLE[name]).astype(name)
 
 
 def _member(index: int) -> str:

@@ -154,12 +154,16 @@ def prompt_of(row: Mapping[str, Any], name: str, where: str) -> Prompt:
     return as_prompt(column(row, name, where), name, where)
 
 
-def as_prompt(value: Any, name: str, where: str, continued: bool = False) -> Prompt:
+def as_prompt(
+    value: Any, name: str, where: str, continued: bool = False, shown: Callable[[Any], Any] | None = None
+) -> Prompt:
     """A prompt, checked: a text, or chat messages in any of the usual forms (`messages_of`), of which the last may be
-    the assistant's where it can be `continued`. Raises LmgymError for anything else; `name` is the column's and `where`
-    "PATH:LINE" for the message."""
+    the assistant's where it can be `continued`. `shown` puts pictures into it (rows/pictures.py). Raises LmgymError for
+    anything else; `name` is the column's and `where` "PATH:LINE" for the message."""
     if isinstance(value, str) and value[:1] in WHITE_OR_LIST and (listed := _listed(value)):
         value = listed
+    if shown is not None:
+        value = shown(value)
     if isinstance(value, str) and value:
         return value
     messages = messages_of(value, name, where)

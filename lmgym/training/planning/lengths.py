@@ -9,9 +9,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.models.policy import Policy
 from lmgym.tasks.rows.unfit import Unfit
 from lmgym.tasks.streamed import without
-from lmgym.text.chat import decoder_answer_ids, plain_text, prompt_ids, source_ids, start_ids
+from lmgym.text.chat import decoder_answer_ids, messages_of, plain_text, prompt_ids, source_ids, start_ids
 from lmgym.training.run import Data
-from lmgym.types import Example
+from lmgym.types import Example, pictures_of
 
 
 def check_lengths(examples: Sequence[Example], config: Config, stage: Stage, policy: Policy) -> None:
@@ -76,7 +76,8 @@ def _too_long(
         answers = source.texts(example)
         longest = min(max((len(text.encode()) for text in answers), default=0), limit)
         prompt_bytes = around + len(plain_text(example.prompt).encode())
-        plain = isinstance(example.prompt, str) or all({*one} == {"role", "content"} for one in example.prompt)
+        messages = messages_of(example.prompt)
+        plain = all({*one} == {"role", "content"} and not pictures_of(one["content"]) for one in messages)
         if plain and min(prompt_bytes, most) + given + longest < context and prompt_bytes <= limit_of_prompt:
             continue
         length = len(read(tokenizer, example.prompt, template, cut))

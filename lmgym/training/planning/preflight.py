@@ -28,7 +28,7 @@ from lmgym.training.planning.lengths import check_lengths
 from lmgym.training.planning.other_tokenizer import check_other_tokenizer
 from lmgym.training.planning.prompt_report import about_prompts
 from lmgym.training.run import Data
-from lmgym.types import Example, Message
+from lmgym.types import PICTURE, Example, Message
 
 
 def check_model(config: Config, examples: Sequence[Sequence[Example]], facts: ModelInfo) -> None:
@@ -199,7 +199,8 @@ def _plain_lengths(tokenizer: Any, prompts: Sequence[str | Sequence[Message]], e
         some = prompts[start : start + 1000]
         texts = [str(plain_text(prompt)) for prompt in some]
         for prompt, text, ids in zip(some, texts, tokenizer(texts)["input_ids"], strict=True):
-            if names.search(text):  # which takes more tokens as text than as a control token
+            # The name of a control token takes more tokens as text, and a picture more than its character.
+            if names.search(text) or PICTURE in text:
                 lengths.append(len((source_ids if encoder_decoder else prompt_ids)(tokenizer, prompt)))
                 continue
             ended = bool(ids) and ids[-1] == tokenizer.eos_token_id and not encoder_decoder

@@ -6,6 +6,7 @@ from typing import Any
 
 from lmgym.core.errors import shortened
 from lmgym.envs.vector import Envs, Opening
+from lmgym.pictures.ids import is_piece, picture_of
 from lmgym.text.chat import has_template
 from lmgym.text.control import control_tokens, split_text
 from lmgym.text.template import NO_TOOLS, ignores_tools, template_pieces
@@ -67,15 +68,18 @@ def _foreign_marks(examples: Sequence[Example], tokenizer: Any) -> list[str]:
 
 
 def prompt_as_read(tokenizer: Any, ids: Sequence[int]) -> str:
-    """A prompt as the model sees it: its ids as one line of text, with each control token in brackets.
+    """A prompt as the model sees it: its ids as one line of text, with each control token in brackets, and pictures by
+    the beginning of their names with their tokens.
 
     Example:
         >>> prompt_as_read(builtin_tokenizer("builtin:numbers"), [1, 10, 11])
         '⟦<bos>⟧7 8'
     """
     control, pieces = control_tokens(tokenizer).ids, []
-    for marks, group in groupby(ids, lambda id: id in control):
-        if marks:
+    for kind, group in groupby(ids, lambda id: picture_of(id)[0] if is_piece(id) else id in control):
+        if isinstance(kind, str):
+            pieces.append(f"⟦picture {kind}: {len(list(group))} tokens⟧")
+        elif kind:
             pieces += [f"⟦{tokenizer.convert_ids_to_tokens(id)}⟧" for id in group]
         else:
             pieces.append(tokenizer.decode(list(group), clean_up_tokenization_spaces=False))

@@ -23,7 +23,7 @@ from lmgym.training.machine import Machine, own_source
 from lmgym.training.process_settings import unusual_settings
 from lmgym.training.resuming import contents
 from lmgym.training.run import Data
-from lmgym.types import Example
+from lmgym.types import Example, told_apart
 
 Fingerprint = dict[str, Any]  # plain JSON, by part: "recipe", "data", "read", "model", "versions", "machine"
 
@@ -90,6 +90,8 @@ def data_digest(examples: Iterable[Example]) -> dict[str, Any]:
         tree: list[Any] = [example.id, example.prompt, example.references, example.meta]
         if example.rated or example.steps:
             tree.append([vars(one) for one in (*example.rated, *example.steps)])
+        if (whole := told_apart(example.prompt)) != str(example.prompt):
+            tree.append(whole)  # with its pictures
         rest = _json(tree[1:])
         own = hashlib.sha256(f"[{_json(tree[0])}, {rest[1:]}".encode()).digest()
         ordered.update(own)

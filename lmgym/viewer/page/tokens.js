@@ -6,6 +6,7 @@ import {withFormulas} from "./formulas.js";
 const FOLDS = [["think", "thought"], ["thinking", "thought"], ["reasoning", "thought"], ["tool_call", "tool call"], ["tool_response", "tool result"], ["tool_result", "tool result"]];
 const LONG = 600; // characters of a prompt that is shown at once
 const LONG_FOLD = 400; // tokens of a thought or a tool call that is
+const PICTURES = 2 ** 56; // ids from here on are pieces of pictures
 
 // The parts of a row: {sampled, turn, from, to} with places in row.ids.
 export function partsOf(row) {
@@ -24,7 +25,7 @@ export function partsOf(row) {
 // that is a tree, `start` is the first of its turns in it: what that one goes on from stands elsewhere.
 export function rowElements(row, number, turns, start = null) {
   const special = new Set(row.special);
-  const tokens = (from, to) => row.pieces.slice(from, to).map((piece, at) => tokenElement(piece, from + at, number, special.has(from + at)));
+  const tokens = (from, to) => row.pieces.slice(from, to).map((piece, at) => pictureAt(row, from + at) ?? tokenElement(piece, from + at, number, special.has(from + at)));
   const elements = partElements(row, turns, start, (part) => h("div", {class: "tokens", dir: "auto"}, folded(row, part, tokens)));
   if (row.source) {
     const source = row.source.pieces.map((piece, place) => tokenElement(piece, null, number, row.source.special.includes(place)));
@@ -41,15 +42,24 @@ export function readingElements(row, turns, start = null) {
   return elements;
 }
 
-// Control tokens stay marked: they are no text, and no formula spans one.
+// What stands at a place where a picture is: the picture before its first token, nothing for its others.
+function pictureAt(row, place) {
+  if (row.ids[place] < PICTURES) return null;
+  const address = row.pictures?.[place];
+  if (address) return h("img", {class: "picture", src: address, alt: "picture of the prompt"});
+  return row.pieces[place] === "" ? [] : h("span", {class: "token special"}, "picture");
+}
+
+// Control tokens stay marked: they are no text, and no formula spans one. Nor is a picture.
 function readingNodes(row, from, to) {
   const special = new Set(row.special);
   const nodes = [];
   let begin = from;
   for (let place = from; place <= to; place += 1) {
-    if (place < to && !special.has(place)) continue;
+    const picture = place < to && row.ids ? pictureAt(row, place) : null;
+    if (place < to && !special.has(place) && picture === null) continue;
     nodes.push(withFormulas(row.pieces.slice(begin, place).join("")));
-    if (place < to) nodes.push(tokenElement(row.pieces[place], null, null, true));
+    if (place < to) nodes.push(picture ?? tokenElement(row.pieces[place], null, null, true));
     begin = place + 1;
   }
   return nodes;

@@ -1,0 +1,227 @@
+"""Features of pictures, and the inputs of a language model in which they stand.
+
+Features are computed for each picture alone: they are a function of picture and weights, whatever else is in a pass.
+While the vision tower is frozen, they are computed once, in the precision of the parameters, and serve sampling,
+scoring, references and evaluations alike. If it trains, a pass with gradient computes them as a part of itself, and
+others once for each state of the weights."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lmgym.core.errors import LmgymError
+from lmgym.models.vision import Family, family_of, joined, picture_tokens, placeholder_of, processed, vision_names
+from lmgym.pictures.ids import FIRST, picture_of
+
+FEATURES, PIXELS = 2**30, 2**28  # bytes that stay from one pass to the next
+
+
+class Pictures(Protocol):
+    """Where pictures come from (pictures/store.py)."""
+
+    def open(self, prefix: str) -> Any:
+        """The picture (Pillow, RGB) whose sha256 begins with these hexadecimal digits."""
+
+
+class Recent:
+    """Tensors by name, the least recently used of which go when all take more than `most` bytes.
+    Example: Recent(2**30)["0123456789"] = features"""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.total, self._kept = most, 0, dict[Any, Tensor | dict[str, Tensor]]()
+
+    def get(self, name: Any) -> Any:
+        """What is kept under a name; None if nothing is."""
+        if name in self._kept:
+            self._kept[name] = self._kept.pop(name)  # now the last that goes
+        return self._kept.get(name)
+
+    def put(self, name: Any, value: Tensor | dict[str, Tensor]) -> None:
+        """Keep a tensor, or some, under a new name."""
+        self._kept[name] = value
+        self.total += _bytes(value)
+        while self.total > self.most and len(self._kept) > 1:
+            self.total -= _bytes(self._kept.pop(next(iter(self._kept))))
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.total = 0
+
+
+def _bytes(value: Tensor | dict[str, Tensor]) -> int:
+    return sum(one.nbytes for one in value.values()) if isinstance(value, dict) else value.nbytes
+
+
+class PictureReader:
+    """A model's processor, and the pictures that it reads. All copies of a policy share one.
+    Example: policy.vision.reader.pictures = PictureStore(folder)"""
+
+    def __init__(self, processor: Any, family: Family, pictures: Pictures | None = None) -> None:
+        self.processor, self.family, self.pictures = processor, family, pictures
+        self._own: dict[str, Any] = {}  # pictures that lmgym has made itself, to try a model
+        self._pixels, self._grids = Recent(PIXELS), dict[str, tuple[int, int]]()
+
+    def tokens_of(self, digest: str, image: Any) -> list[int]:
+        """The ids that stand for a picture that no folder holds."""
+        self._own[digest[:10]] = image
+        return picture_tokens(self.processor, digest, image)
+
+    def pixels(self, prefix: str) -> dict[str, Tensor]:
+        """The pixel inputs of the picture whose sha256 begins so. Raises LmgymError if there is no folder of them."""
+        found: dict[str, Tensor] | None = self._pixels.get(prefix)
+        if found is None:
+            image = self._own.get(prefix)
+            if image is None and self.pictures is None:
+                raise LmgymError(
+                    f"a prompt holds the picture {prefix}, and the policy was given no folder of pictures "
+                    "(policy.vision.reader.pictures)"
+                )
+            image = image if image is not None else self.pictures.open(prefix)  # type: ignore[union-attr]
+            _, found = processed(self.processor, image)
+            self._pixels.put(prefix, found)
+        return found
+
+    def grid(self, prefix: str) -> tuple[int, int]:
+        """The rows and columns of a picture's pieces, where a piece has a place in it (M-RoPE)."""
+        if prefix not in self._grids:
+            _, rows, columns = self.pixels(prefix)["image_grid_thw"][0].tolist()
+            merged = int(self.processor.image_processor.merge_size)
+            self._grids[prefix] = rows // merged, columns // merged
+        return self._grids[prefix]
+
+
+class Vision:
+    """What a policy knows of pictures: `reader`, the `model` whose vision tower makes the features, and whether that
+    `trains`. Example: policy.vision.embed(policy.model, ids)"""
+
+    def __init__(self, model: PreTrainedModel, reader: PictureReader, trains: bool) -> None:
+        self.model, self.reader, self.trains = model, reader, trains
+        self.placeholder = placeholder_of(reader.processor)
+        self.device = model.device
+        self._features, self._made_of = Recent(FEATURES), list[Any]()
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, processor: Any, trains: bool) -> "Vision":
+        """The vision of a model that has been loaded with its processor."""
+        family = family_of(model.config)
+        assert family is not None
+        return cls(model, PictureReader(processor, family), trains)
+
+    @property
+    def processor(self) -> Any:
+        """transformers' processor of pictures and texts."""
+        return self.reader.processor
+
+    @property
+    def family(self) -> Family:
+        return self.reader.family
+
+    def beside(self, model: PreTrainedModel) -> "Vision":
+        """The vision of a copy of the model: the same while the vision tower is frozen."""
+        return Vision(model, self.reader, trains=True) if self.trains else self
+
+    def features(self, model: PreTrainedModel, prefix: str) -> Float[Tensor, "n H"]:
+        """The features of a picture, one for each of its pieces. With gradient if the tower trains and gradients are
+        on; else kept."""
+        if self.trains and torch.is_grad_enabled():
+            return self._computed(model, prefix)
+        if self.trains:
+            self._forget_old(model)
+        found: Tensor | None = self._features.get(prefix)
+        if found is None:
+            with torch.no_grad(), nullcontext() if self.trains else self._precise():
+                found = self._computed(model if self.trains else self.model, prefix)
+            self._features.put(prefix, found)
+        return found
+
+    def read(self, model: PreTrainedModel, ids: Int[Tensor, "B L"]) -> dict[str, Tensor]:
+        """The arguments of the model's forward pass, or of its trunk's, for ids with pieces of pictures among them."""
+        types = {self.family.types: (ids >= FIRST).long()} if self.family.plain_because else {}
+        return {"inputs_embeds": self.embed(model, ids), **types}
+
+    def embed(self, model: PreTrainedModel, ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L H"]:
+        """The inputs of the language model: words from the model's own table, pieces from the features of their
+        pictures. Raises LmgymError for a piece that a picture does not have in this model."""
+        pieces = ids >= FIRST
+        words: Tensor = model.get_input_embeddings()(ids.masked_fill(pieces, 0))  # type: ignore[no-untyped-call]
+        # 1. The pictures whose pieces these are, and which one each piece is of.
+        found = ids[pieces]
+        firsts, picture = (found & ~0xFFFF).unique(return_inverse=True)
+        names = [picture_of(first)[0] for first in firsts.tolist()]
+        features = [self.features(model, name) for name in names]
+        # 2. Each piece's place among the features of all of them.
+        counts = torch.tensor([len(one) for one in features], device=ids.device)
+        number = found & 0xFFFF
+        if bool((number >= counts[picture]).any()):
+            wrong = int((number >= counts[picture]).nonzero()[0, 0])
+            raise LmgymError(
+                f"a prompt holds piece {int(number[wrong]) + 1} of the picture {names[int(picture[wrong])]}, which has "
+                f"{int(counts[picture[wrong]])} in this model; make its ids with this model's processor"
+            )
+        place = (counts.cumsum(0) - counts)[picture] + number
+        vectors = torch.cat(features)[place].to(words.dtype)
+        return words.masked_scatter(pieces[:, :, None], vectors)
+
+    def places(self, ids: Int[Tensor, "N T"]) -> Int[Tensor, "3 N T"] | None:
+        """The positions of the tokens of whole rows with M-RoPE: time, row and column. A text goes on behind a picture
+        as if that had as many tokens as its longer side, and a piece adds its row and its column in the picture. None
+        if each token's position is simply its index in its row. Padding, if any, is on the right."""
+        pieces = ids >= FIRST
+        if not self.family.grid or not bool(pieces.any()):
+            return None
+        # 1. Rows and columns of the picture that a piece is of.
+        firsts, picture = (ids[pieces] & ~0xFFFF).unique(return_inverse=True)
+        grids = [self.reader.grid(picture_of(first)[0]) for first in firsts.tolist()]
+        rows, columns = torch.tensor(grids, device=ids.device)[picture].unbind(1)
+        number = ids[pieces] & 0xFFFF
+        # 2. How far each token moves what comes behind it: a word by one, of a picture the last piece alone.
+        moves = (~pieces).long()
+        moves[pieces] = torch.where(number == rows * columns - 1, torch.maximum(rows, columns), 0)
+        begins = moves.cumsum(1) - moves
+        # 3. Time, row and column.
+        places = torch.stack([begins, begins, begins])
+        places[1][pieces] += number // columns
+        places[2][pieces] += number % columns
+        return places
+
+    def own_inputs(self, ids: Int[Tensor, "1 L"]) -> dict[str, Tensor]:
+        """The arguments of the model's own forward pass for one row, as Hugging Face's documentation gives them:
+        placeholders and pixels. Without a picture, the ids alone."""
+        pieces = ids >= FIRST
+        if not bool(pieces.any()):
+            return {"input_ids": ids}
+        starts = ids[pieces & ((ids & 0xFFFF) == 0)].tolist()
+        pixels = joined([self.reader.pixels(picture_of(start)[0]) for start in starts])
+        inputs = {name: value.to(ids.device) for name, value in pixels.items()}
+        types = {self.family.types: pieces.long()} if self.family.types else {}
+        return {"input_ids": ids.masked_fill(pieces, self.placeholder), **inputs, **types}
+
+    def _computed(self, model: Any, prefix: str) -> Float[Tensor, "n H"]:
+        pixels = {name: value.to(self.device) for name, value in self.reader.pixels(prefix).items()}
+        found: Sequence[Tensor] = model.get_image_features(**pixels, return_dict=True).pooler_output
+        return torch.cat([part.reshape(-1, part.shape[-1]) for part in found])
+
+    def _precise(self) -> AbstractContextManager[Any]:
+        """The precision of the parameters, whatever that of the pass is."""
+        return torch.autocast(self.device.type, enabled=False)
+
+    def _forget_old(self, model: PreTrainedModel) -> None:
+        """Drop features of other weights: of another model, of before an update, or with adapters switched off."""
+        parameters = dict(model.named_parameters())
+        own = [parameters[name] for name in vision_names(model)]
+        switches = [bool(module.disable_adapters) for module in model.modules() if hasattr(module, "disable_adapters")]
+        autocast = torch.is_autocast_enabled(self.device.type)
+        now = [autocast, switches, *((one.data_ptr(), one._version) for one in own)]
+        if now != self._made_of:
+            self._features.clear()
+            self._made_of = now
+
+
+def any_piece(ids: Int[Tensor, "..."]) -> bool:
+    """True if one of the ids is a piece of a picture."""
+    return bool((ids >= FIRST).any())

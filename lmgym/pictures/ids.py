@@ -1,0 +1,32 @@
+"""Token ids of pictures. A picture stands in a prompt as pieces: places whose inputs are features of the picture, not
+embeddings of words. The id of a piece says which picture it is of, so prompts with different pictures differ."""
+
+from collections.abc import Iterable
+
+FIRST = 1 << 56  # ids from here on are pieces, far above any vocabulary
+PREFIX = 10  # hexadecimal digits of a picture's sha256 in the ids of its pieces
+
+
+def piece_ids(digest: str, count: int) -> list[int]:
+    """The ids of the `count` pieces of the picture whose file has this sha256 (ten or more of its hexadecimal digits).
+    Example: piece_ids("00000000ab", 2) -> [FIRST | 0xAB << 16, FIRST | 0xAB << 16 | 1]"""
+    if not 0 <= count <= 1 << 16:
+        raise ValueError(f"a picture has 0 to {1 << 16} pieces, not {count}")
+    first = FIRST | (int(digest[:PREFIX], 16) << 16)
+    return list(range(first, first + count))
+
+
+def is_piece(id: int) -> bool:
+    """True if the id is a piece of a picture, and not a token of the vocabulary."""
+    return id >= FIRST
+
+
+def picture_of(id: int) -> tuple[str, int]:
+    """The first ten hexadecimal digits of the picture's sha256, and the number of the piece in it.
+    Example: picture_of(piece_ids(digest, 5)[3]) -> (digest[:10], 3)"""
+    return f"{(id - FIRST) >> 16:0{PREFIX}x}", id & 0xFFFF
+
+
+def pictures_in(ids: Iterable[int]) -> list[str]:
+    """The pictures whose pieces these ids are: first ten digits of each, without repetition, in order."""
+    return list(dict.fromkeys(picture_of(id)[0] for id in ids if is_piece(id)))

@@ -1,0 +1,81 @@
+"""Whole runs with pictures on a tiny model that sees: what check prints, that a resumed run is bit for bit the one that
+was not stopped, and that the page and the command line show what the model saw."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmgym.cli.main import main
+from lmgym.config.build import build_config
+from lmgym.logs.console import Console
+from lmgym.pictures.ids import is_piece
+from lmgym.training.loop import train
+from lmgym.types import PICTURE
+from lmgym.viewer.addresses import tree_at
+from lmgym.viewer.runs import open_runs
+from lmgym.viewer.single_file import write_file
+from tests import runs
+from tests.runs import no_picture  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("no_picture")
+EYES: dict[str, Any] = {
+    "policy": {
+        "model": "builtin:tiny_idefics3",
+        "device": "cpu",
+        "train_vision": True,
+        "architecture": {**runs.ARCHITECTURE, "max_position_embeddings": 256},
+    },
+    "task": {"name": "shapes", "size": 16, "test_size": 4, "validation_size": 4},
+    "rewards": {"length": {"unit": "characters", "target": 6}},
+    "evaluation": {"every": 2, "examples": 2},
+    "checkpoint": {"every": 2},
+    "prompts_per_step": 2,
+}
+
+
+def test_a_run_with_pictures_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = runs.run(tmp_path / "whole", **EYES, steps=4)
+    runs.run(tmp_path / "parts", **EYES, steps=2)
+    parts = train(build_config(runs.tiny(**EYES, steps=4, out=str(tmp_path / "parts"))), Console(quiet=True))
+    runs.assert_equal_runs(whole, parts)
+    for name in ("model.safetensors", "preprocessor_config.json"):
+        assert (whole / "final" / name).read_bytes() == (parts / "final" / name).read_bytes()
+    # The records name the pictures, the run folder has them, and the words are plain.
+    record = json.loads((whole / "rollouts.jsonl").read_text().splitlines()[-1])
+    pieces = [id for id in record["turns"][0]["prompt_ids"] if is_piece(id)]
+    assert len(pieces) == 16 and record["prompt"].startswith(f"{PICTURE}How many ")
+    stored = {path.stem for path in (whole / "pictures").rglob("*.png")}
+    assert stored == {path.stem for path in (parts / "pictures").rglob("*.png")} and len(stored) >= 18
+    # The page shows it beside the answer, and so does the single file.
+    capsys.readouterr()
+    [run] = open_runs([whole])
+    [row] = tree_at([run], "runs/0/answers/train/0/0/0")["rows"]
+    [(place, address)] = row["pictures"].items()
+    assert row["pieces"][int(place)] == PICTURE and address.startswith("data:image/png;base64,")
+    write_file([run], tmp_path / "page.html", 20)
+    assert address.encode() in (tmp_path / "page.html").read_bytes()
+    # The command line asks about a picture.
+    picture = next((whole / "pictures").rglob("*.png"))
+    assert main(["generate", str(whole), "--prompt", "How many?", "--picture", str(picture), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["prompt"] == f"{PICTURE}How many?" and said["full_prompt"].count(PICTURE) == 1
+    assert said["full_prompt"].endswith("How many?\nAnswer:")
+    assert main(["generate", str(whole), "--prompt", "?", "--picture", str(whole / "recipe.yaml")]) == 1
+    assert "--picture" in (complaint := capsys.readouterr().err) and "the picture cannot be read" in complaint
+
+
+def test_check_names_a_prompt_s_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = runs.write(tmp_path / "eyes.yaml", **EYES)
+    main(["check", str(recipe)])
+    said = capsys.readouterr().out
+    assert re.search(r"⟦picture [0-9a-f]{10}: 16 tokens⟧⟦<fake_token_around_image>⟧How many", " ".join(said.split())), (
+        said
+    )
+
+
+def test_a_model_without_eyes_is_refused_before_it_trains(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"a prompt holds a picture, and the model sees none: take a vision-language"):
+        runs.run(tmp_path / "blind", **{**EYES, "policy": runs.TINY["policy"]})
