@@ -14,7 +14,7 @@ from benchmarks import environments, reports, workloads
 from benchmarks.interleave import Contender, measure
 
 VLLM_RELEASE = "0.32.0"
-NAMES = ["lmgym", "hf", "vllm", "vllm-no-logprobs", "lmgym-onednn"]
+NAMES = ["lmgym", "hf", "vllm", "vllm-no-logprobs", "lmgym-onednn", "lmgym-torch"]
 IN_TABLES = NAMES[:3]
 COMPUTE = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -52,7 +52,9 @@ def contender(name: str, arguments: argparse.Namespace) -> Contender:
     precision = arguments.precision
     if name.startswith("lmgym"):
         products = "onednn" if name == "lmgym-onednn" else "torch"  # of fp32 alone
-        return Contender(name, "lmgym_rollout", settings={"compute": COMPUTE[precision], "products": products})
+        kernels = "torch" if name == "lmgym-torch" else "auto"  # of bf16 alone
+        settings = {"compute": COMPUTE[precision], "products": products, "kernels": kernels}
+        return Contender(name, "lmgym_rollout", settings=settings)
     if name == "hf":
         return Contender(name, "hf_generate", settings={"precision": precision})
     settings = {"precision": precision, "logprobs": name == "vllm"}

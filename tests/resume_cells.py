@@ -248,7 +248,7 @@ CELLS: list[Cell] = [
     *keys("free", "checkpoint/", {"every": 3, "keep": 3}),
     *keys("free", "logs/", {"samples": 1, "rollouts": "all", "traces": "none", "traces_gib": 2.0, "predictions": True}),
     *keys("free", "distributed/", {"seconds": 9.0, "sharding": "fsdp"}),
-    *keys("free", "policy/", {"device": "auto", "compute": "float32"}),
+    *keys("free", "policy/", {"device": "auto", "compute": "float32", "kernels": "torch"}),
     *keys("recorded", "policy/", {"tokens_per_forward": 64, "activation_checkpointing": True, "path": "plain",
                                   "attention": "flex", "products": "onednn"}),
     *keys("refused", "policy/", {"model": "builtin:tiny", "lora_rank": 3, "lora_alpha": 2.0, "lora_targets": ["q_proj"],

@@ -21,7 +21,7 @@ from lmgym.inference.sampler import Sampler
 from lmgym.models.device import prepare_process
 from lmgym.models.load import PolicySection, load_policy
 
-DEFAULTS = {"compute": "auto", "device": "cpu", "products": "torch", "threads": 2}
+DEFAULTS = {"compute": "auto", "device": "cpu", "products": "torch", "kernels": "auto", "threads": 2}
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     workload = workloads.read(folder)
     if workload.lengths:
         limit_lmgym(workload.lengths)
-    chosen = {key: settings[key] for key in ("compute", "device", "products")}
+    chosen = {key: settings[key] for key in ("compute", "device", "products", "kernels")}
     section = PolicySection(model=str(folder / "model"), **chosen)
     policy = load_policy(section)
     engine = Sampler(policy)

@@ -11,6 +11,7 @@ from lmgym.functional import truncation
 from lmgym.functional.sampling import draw, draw_among, fp32_or_wider
 from lmgym.inference.base import PAUSED
 from lmgym.inference.completions import Answers
+from lmgym.models.kernels import native
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
@@ -52,7 +53,8 @@ class Drawing:
         uniform = self.uniforms[requests, counts].to(self.device, torch.float32 if self.device.type == "mps" else None)
         temperature = self.sampling.temperature
         if self.restriction is None and not self.sampling.truncates:
-            tokens, logprobs = draw(logits[0], temperature, uniform)
+            way = native.draw if self.policy.native and temperature > 0 else draw
+            tokens, logprobs = way(logits[0], temperature, uniform)
         else:
             logits = [fp32_or_wider(of_model) for of_model in logits]
             candidates = self._candidates(logits[-1] if temperature in (0, 1) else logits[-1] / temperature)

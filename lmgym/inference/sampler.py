@@ -17,7 +17,9 @@ from lmgym.inference.conversation_cache import ConversationCache
 from lmgym.inference.decoder import Decoder
 from lmgym.inference.hf_generate import generate
 from lmgym.models import copies
+from lmgym.models.families import trunk_of
 from lmgym.models.kernels import onednn_linear
+from lmgym.models.kernels.fused_layers import FusedLayers
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
@@ -44,6 +46,7 @@ class Sampler:
                 "caches, whose shapes are not fixed; remove it"
             )
         self._copy: Policy | None = None
+        self._fused: FusedLayers | None = None
         self._lays_out = False
         self._restriction: Restriction | None = None
         self._mask: Policy | None = None
@@ -65,17 +68,22 @@ class Sampler:
             return
         if self._copy is None:
             self._copy = copies.sampling(policy)
+            if policy.native:
+                model = self._copy.model
+                self._fused = FusedLayers(trunk_of(model).layers, model.get_output_embeddings())
         with torch.no_grad():
             for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
                 newest = policy.computed(theirs) if shared else whole(theirs)
                 if ours.data_ptr() != newest.data_ptr():  # the rounded weights are one copy, for passes and sampler
                     ours.copy_(newest)
-        onednn_linear.release(self._copy.model)
+        self.release()
         self._lays_out = policy.prepacked and policy.device.type == "cpu" and onednn_linear.available()
 
     def release(self) -> None:
         if self._copy is not None:
             onednn_linear.release(self._copy.model)
+        if self._fused is not None:
+            self._fused.release()
 
     def restricted(self, restriction: Restriction, mask: Policy | None = None) -> "Sampler":
         """A copy of this engine that samples only tokens that are likely under `mask` (None: the policy itself). It
@@ -117,7 +125,9 @@ class Sampler:
         if not requests:
             return []
         policy = self._copy or self.policy
-        if self._copy is not None and self._lays_out:
+        if self._copy is not None and self._fused is not None:
+            self._fused.lay_out()
+        elif self._copy is not None and self._lays_out:
             onednn_linear.lay_out(self._copy.model)
         with policy.precision():
             if isinstance(sampling, Decoding) and sampling.generation:

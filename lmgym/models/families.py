@@ -10,6 +10,8 @@ from lmgym.core.errors import LmgymError
 # Causal families whose attention is only the registered attention function (the parity tests check it). Any other
 # causal model, or one of these with a sliding window, uses the padded path.
 FAST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "gpt_neox")
+# Those whose layers are Llama's, with or without biases and norms of each head.
+LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 # Encoder-decoders whose head is a linear map of its input (plus final_logits_bias), so that it can run on the actions
 # only. Any other runs its own head on every token.
 FAST_ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "blenderbot", "marian")

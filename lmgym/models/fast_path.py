@@ -184,3 +184,4 @@ def _steps(
 
 
 WAYS = {"packed rows": _packed, "first turns": _decoded_first, "second turns": _decoded_second}
+DECODED = (_decoded_first, _decoded_second)

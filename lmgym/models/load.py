@@ -28,6 +28,7 @@ from lmgym.models.gguf import folder_of
 from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
 from lmgym.models.kernels import onednn_products
+from lmgym.models.native_trial import native_where
 from lmgym.models.policy import VALUE_HEAD, Policy, Route
 from lmgym.models.rounding import RoundedWeights
 from lmgym.text.chat import Cut
@@ -81,6 +82,9 @@ class PolicySection(Section):
     products: Literal["torch", "onednn"] = field(default="torch", metadata=RECORDED)
     """Matrix products in fp32 on a CPU: torch's own, which are MKL's, or oneDNN's, which are twice as fast on some
     processors (docs/models.md) and round otherwise. onednn: `compute: auto` is float32."""
+    kernels: Literal["auto", "torch", "native"] = field(default="auto", metadata=FREE)  # machine.json has what counts
+    """Sampling in bf16 on a CPU. native: what lies between the products of a layer like Llama's is computed by kernels
+    that a C++ compiler makes once for this processor; auto: if there is one, and they agree with torch's in a trial."""
     tokens_per_forward: PositiveInt | None = field(default=None, metadata=RECORDED)
     """Limit on the tokens of one forward pass. It bounds the memory and changes results by rounding alone. With packed
     rows (on a CPU, or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long
@@ -177,6 +181,8 @@ def load_policy(
         policy = policy.but(**vars(_route(section, policy, tries)))
         if section.rounding == "stochastic" and policy.compute == torch.bfloat16:
             policy = policy.but(rounded=RoundedWeights(model, seed))
+        used, unused = native_where(policy, section.kernels)
+        policy = policy.but(native=used, native_unused=unused)
         return policy if folder is None else _with_saved_critic(policy, section, seed, folder)
 
 

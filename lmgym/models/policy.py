@@ -97,6 +97,7 @@ class Policy:
         flex: bool = False,
         onednn: bool = False,
         prepacked: bool | None = None,
+        native: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
         self.model = model.eval()
@@ -110,6 +111,8 @@ class Policy:
             onednn_products.use_in(model)
         # Weights laid out for sampling on a CPU (device.py chooses).
         self.prepacked = compute == torch.float32 if prepacked is None else prepacked
+        self.native = native  # sampling with kernels of its own on a CPU (native_trial.py chooses)
+        self.native_unused = ""  # why not, where they would serve
         route = route or Route(supports_fast_path(model.config) if fast is None else fast)
         self.fast, self.rules, self.own_head = route.fast, route.rules, route.own_head
         self.plain_because = route.plain_because
@@ -180,6 +183,13 @@ class Policy:
         if times < WORTH_SAYING:
             return ""
         return f"products: torch (policy.products: onednn multiplies {times:.1f} times as fast here; other roundings)"
+
+    @property
+    def kernels_sentence(self) -> str:
+        """With which kernels a CPU samples; empty where there is no choice."""
+        if self.native:
+            return "kernels: native (fused layers, compiled for this processor)"
+        return f"kernels: torch, because {self.native_unused}" if self.native_unused else ""
 
     @property
     def rounding_sentence(self) -> str:

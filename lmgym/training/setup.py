@@ -105,7 +105,8 @@ def load(config: Config, begun: Begun, ranks: Ranks, say: Callable[[str], None])
         say(sentence)
     check_fit(config, data, policy, say)  # lengths of prompts and references
     compute, path = str(policy.compute).removeprefix("torch."), "fast" if policy.fast else "plain"
-    machine = replace(machine, compute=compute, path=path, prepacked=policy.prepacked)
+    kernels = "native" if policy.native else "torch"
+    machine = replace(machine, compute=compute, path=path, prepacked=policy.prepacked, kernels=kernels)
     stands_on |= fingerprint.of_machine(machine, policy, ranks, config.distributed.sharding)
     stands_on["read"] = contents.with_models(stands_on["read"], config)  # those of the Hub are here now
     if config.distributed.sharding == "fsdp":
@@ -122,8 +123,8 @@ def prove(section: EngineSection, loaded: Loaded, engine: Engine[Policy], say: C
     proofs = prove_policy(section, policy, engine)
     for proof in proofs:
         proof.check()
-    sentences = proofs[-1].sentence, policy.path_sentence, policy.products_sentence, policy.rounding_sentence
-    for sentence in filter(None, sentences):
+    sentences = [proofs[-1].sentence, policy.path_sentence, policy.products_sentence, policy.rounding_sentence]
+    for sentence in filter(None, [*sentences, policy.kernels_sentence]):
         say(sentence)
     return gap_limits(section, proofs[-1])
 

@@ -23,6 +23,7 @@ class KeyValueCache:
 
     def __init__(self, slots: int, capacity: int, prompts: "SharedPrompts | None" = None) -> None:
         self.slots, self.capacity, self.prompts = slots, capacity, prompts
+        self.widens = True  # bf16 to fp32 on a CPU (`CachedRows` says why); fused layers do not
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
@@ -51,8 +52,8 @@ class KeyValueCache:
             return
         for tensors, like in ((self.keys, key), (self.values, value)):
             size = (self.slots, like.shape[1], self.capacity, like.shape[3])
-            narrow = like.device.type == "cpu" and like.dtype == torch.bfloat16
-            dtype = torch.float32 if narrow else key.dtype  # `CachedRows` says why
+            narrow = self.widens and like.device.type == "cpu" and like.dtype == torch.bfloat16
+            dtype = torch.float32 if narrow else key.dtype
             tensors.append(like.new_zeros(size, dtype=dtype))
 
     def write(
@@ -167,7 +168,7 @@ class SharedPrompts:
 
     def _order_slots(self) -> None:
         """Compute the table of slots by prompt, after a change of prompts or slots."""
-        order = torch.argsort(self.prompt_of_slot, stable=True)
+        self.order = order = torch.argsort(self.prompt_of_slot, stable=True)
         counts = torch.bincount(self.prompt_of_slot, minlength=len(self.lengths))
         rank = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self.prompt_of_slot[order]]
         self.most, self.width = int(counts.max()), int(self.lengths.max())

@@ -1,0 +1,165 @@
+"""decoding.cpp, compiled once for this processor and called through ctypes.
+
+The library lies below $XDG_CACHE_HOME (~/.cache), named by all that its bits depend on: the source, the compiler, its
+flags and the processor. It knows nothing of torch, so another torch needs no other library. All functions are for CPUs
+and have no gradient; what is not named otherwise is bf16 and contiguous."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lmgym.core.errors import LmgymError
+from lmgym.core.progress import doing
+from lmgym.models.kernels import onednn_linear
+
+SOURCE = Path(__file__).with_name("decoding.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+FOLDER = "lmgym/kernels"  # below $XDG_CACHE_HOME
+SECONDS = 600  # for the compiler, which takes some ten
+LANES = 16  # numbers of a vector; sizes are multiples of it
+SIZES = (32, 48, 64, 80, 96, 128)  # of heads
+MOST_QUERIES = 32  # per key head
+TILE_OUTPUTS, TILE_INPUTS = 32, 32  # of a product's steps
+POINTER, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+POINTERS = "query key value cosines sines query_norm key_norm keys values prompt_keys prompt_values out lengths order"
+NUMBERS = "stride slots heads key_heads size capacity prompt_capacity"
+
+
+class Attention(ctypes.Structure):
+    """The struct of this name in decoding.cpp."""
+
+    _fields_ = [
+        *((name, POINTER) for name in f"{POINTERS} prompt_of_slot prompt_lengths".split()),
+        *((name, NUMBER) for name in NUMBERS.split()),
+        ("scale", REAL),
+        ("epsilon", REAL),
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The compiled functions. Raises LmgymError, with a sentence's end, if they cannot be had here."""
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    if compiler is None:
+        raise LmgymError("there is no C++ compiler (g++)")
+    version = _output([compiler, "--version"])
+    depends = (SOURCE.read_text(encoding="utf-8"), version, " ".join(FLAGS), platform.machine(), _processor())
+    name = hashlib.sha256("\0".join(depends).encode()).hexdigest()[:24] + ".so"
+    path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / FOLDER / name
+    try:
+        if not path.is_file():
+            _compile(compiler, path)
+        found = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LmgymError(f"{path} cannot be written or loaded ({error.strerror or error})") from error
+    found.attend.argtypes = [POINTER]
+    found.norm.argtypes = [POINTER, POINTER, POINTER, NUMBER, NUMBER, REAL]
+    found.gated.argtypes = [POINTER, POINTER, NUMBER, NUMBER]
+    found.draw.argtypes = [POINTER, NUMBER, NUMBER, REAL, POINTER, POINTER, POINTER, ctypes.c_int]
+    found.product.argtypes = [POINTER, POINTER, POINTER, POINTER, NUMBER, NUMBER, NUMBER, ctypes.c_int]
+    return found
+
+
+@cache
+def has_products() -> bool:
+    """True if this processor multiplies in tiles (AMX), and the system lets it."""
+    return bool(library().products())
+
+
+class Product:
+    """Linear layers with one input, as one product with weights that are laid out: the bits are those of oneDNN's.
+
+    Example: Product(gate, up)(hidden)  # [R 2*I]"""
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        self.bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+        self.outputs, self.inputs = weight.shape
+        self.own = has_products() and self.outputs % TILE_OUTPUTS == 0 and self.inputs % TILE_INPUTS == 0
+        tiles = (self.outputs // 16, 16, self.inputs // 32, 16, 2)
+        self.weight = weight.view(tiles).permute(0, 2, 3, 1, 4).contiguous() if self.own else onednn_linear.pack(weight)
+
+    def __call__(self, hidden: Float[Tensor, "R I"]) -> Float[Tensor, "R O"]:
+        hidden = hidden.contiguous()
+        if not self.own:
+            return onednn_linear.product(hidden, self.weight, self.bias)
+        out = hidden.new_empty(len(hidden), self.outputs)
+        self._compute(hidden, out, adds=False)
+        return out
+
+    def add_to(self, total: Float[Tensor, "R O"], hidden: Float[Tensor, "R I"]) -> None:
+        """total += the product."""
+        if self.own:
+            self._compute(hidden.contiguous(), total, adds=True)
+        else:
+            total += self(hidden)
+
+    def _compute(self, hidden: Tensor, out: Tensor, adds: bool) -> None:
+        bias = None if self.bias is None else self.bias.data_ptr()
+        places = hidden.data_ptr(), self.weight.data_ptr(), bias, out.data_ptr()
+        library().product(*places, len(hidden), self.inputs, self.outputs, adds)
+
+
+def norm(hidden: Float[Tensor, "R H"], weight: Float[Tensor, " H"], epsilon: float) -> Float[Tensor, "R H"]:
+    """The RMS norm of each row (arXiv 1910.07467), rounded as in transformers' Llama."""
+    out, (rows, size) = torch.empty_like(hidden), hidden.shape
+    library().norm(hidden.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, size, epsilon)
+    return out
+
+
+def gated(gate_up: Float[Tensor, "R 2*I"]) -> Float[Tensor, "R I"]:
+    """SiLU of the first half of each row, times the second half (arXiv 2002.05202)."""
+    rows, size = len(gate_up), gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, size)
+    library().gated(gate_up.data_ptr(), out.data_ptr(), rows, size)
+    return out
+
+
+def draw(
+    logits: Float[Tensor, "R V"], temperature: float, uniform: Float[Tensor, " R"]
+) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
+    """`lmgym.functional.sampling.draw` at a temperature above 0, of logits in bf16 or fp32."""
+    rows, vocabulary = logits.shape
+    tokens, logprobs = torch.empty(rows, dtype=torch.long), torch.empty(rows)
+    logits, uniform = logits.contiguous(), uniform.double().contiguous()
+    places = uniform.data_ptr(), tokens.data_ptr(), logprobs.data_ptr()
+    library().draw(logits.data_ptr(), rows, vocabulary, temperature, *places, logits.dtype == torch.bfloat16)
+    return tokens, logprobs
+
+
+@doing("compiling kernels for this processor, once")
+def _compile(compiler: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # several processes may do it at once
+        _output([compiler, *FLAGS, str(SOURCE), "-o", str(Path(folder) / path.name)])
+        os.replace(Path(folder) / path.name, path)
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS).stdout
+    except subprocess.CalledProcessError as error:
+        reason = " ".join(error.stderr.split())[:200]
+        raise LmgymError(f"{command[0]} does not compile {SOURCE.name} ({reason})") from error
+    except subprocess.TimeoutExpired as error:
+        raise LmgymError(f"{command[0]} takes more than {SECONDS} seconds") from error
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("vendor_id", "cpu family", "model\t", "flags", "Features", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))

@@ -1,0 +1,63 @@
+"""Whether a policy samples with the layers of kernels/fused_layers.py: if they can be had, and agree in a trial.
+
+The families are listed, because in bf16 a small mistake could hide behind rounding. The trial is about the compiler and
+the processor at hand: as with the fast path (fast_path.py) a few answers are scored step by step, as the sampler
+decodes, by both kinds of layers, and must agree as far as rounding explains."""
+
+from typing import Literal
+
+import torch
+
+from lmgym.core.errors import LmgymError
+from lmgym.models import copies
+from lmgym.models.bound import bound_of, gap_of
+from lmgym.models.distributions import own_logprobs
+from lmgym.models.families import LIKE_LLAMA, trunk_of
+from lmgym.models.fast_path import DECODED, trial_batch
+from lmgym.models.kernels import native, onednn_linear
+from lmgym.models.kernels.fused_layers import FusedLayers, is_known
+from lmgym.models.policy import Policy
+
+
+def native_where(policy: Policy, kernels: Literal["auto", "torch", "native"]) -> tuple[bool, str]:
+    """Whether a policy samples with native kernels, and if not, why they were not taken where they would serve.
+    "native" is not tried; it raises LmgymError where there are none.
+
+    Example: native_where(policy, "auto") -> (False, "there is no C++ compiler (g++)")"""
+    if kernels == "torch" or (kernels == "auto" and not serves(policy)):
+        return False, ""
+    try:
+        if not serves(policy):
+            raise LmgymError("they are for layers like Llama's that sample in bf16 on a CPU")
+        native.library()
+        if kernels == "auto":
+            try_out(policy)
+    except LmgymError as error:
+        if kernels == "auto":
+            return False, str(error)
+        raise LmgymError(f"policy.kernels: native ones cannot be used: {error}; write kernels: torch") from error
+    return True, ""
+
+
+def serves(policy: Policy) -> bool:
+    """True if the native kernels are made for such a policy on such a device."""
+    if not (policy.fast and policy.device.type == "cpu" and policy.compute == torch.bfloat16 and policy.prepacked):
+        return False
+    layers = getattr(trunk_of(policy.model), "layers", ())
+    known = policy.model.config.model_type in LIKE_LLAMA and len(layers) > 0 and all(map(is_known, layers))
+    return known and not policy.rules and onednn_linear.available()
+
+
+@torch.no_grad()
+def try_out(policy: Policy) -> None:
+    """Raise LmgymError if decoding with fused layers differs by more than rounding explains."""
+    sampling, batch = copies.sampling(policy), trial_batch(policy)
+    _, spread = own_logprobs(sampling, batch)
+    usual = [way(sampling, batch) for way in DECODED]
+    fused = FusedLayers(trunk_of(sampling.model).layers, sampling.model.get_output_embeddings())
+    fused.lay_out()
+    bound = bound_of(sampling, spread)
+    for way, expected in zip(DECODED, usual, strict=True):
+        gap = gap_of(way(sampling, batch), expected, batch.actions & (expected != 0))
+        if not gap.within(bound):
+            raise LmgymError(f"their log-probabilities differ from torch's by {gap}, where rounding explains {bound}")
