@@ -6,8 +6,8 @@ what exactness costs.
 
 Counting: batches of random prompts (1 to 200 tokens, some shared by several answers) are sampled with 7 to 64 slots and
 scored in micro-batches of 300 to 4,096 tokens; every tenth batch in all ways of inference/parity.py, with gradients
-among them. Timing: rollout and update (scores and gradients of all answers) of 8 prompts with 8 answers each, both
-modes by turns, medians of so many rounds.
+among them. Timing: rollout and update (scores and gradients of all answers) of 8 prompts of 100 tokens with 8 answers
+each, both modes by turns, medians of so many rounds, in seconds of the processor.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def count(given: argparse.Namespace) -> None:
         scored, reported = policy.compute_logprobs_no_grad(batch).logprobs, batch.require("logprobs_sampler")
         compared, different = compared + int(batch.actions.sum()), different + differing(scored, reported, batch)
         gaps.append(float((scored - reported)[batch.actions].abs().max()))
-        if number % EVERY == 0:
+        if number % EVERY == EVERY - 1:
             print(parity_of(policy, batch).sentence, flush=True)
         print(f"{compared:,} tokens, {different:,} differ, by {max(gaps):.3g} nats at most", flush=True)
         number += 1
@@ -97,11 +97,11 @@ def timing(given: argparse.Namespace) -> None:
             sampler, random = Sampler(policy, 64), np.random.default_rng(turn)
             prompts = [tuple(random.integers(3, policy.vocabulary, 100).tolist()) for _ in range(8)]
             requests = [Request(prompts[n // 8], seeds.key("time", turn, n)) for n in range(64)]
-            begin = time.perf_counter()
+            begin = time.process_time()
             answers = sampler.generate(
                 requests, Sampling(max_new_tokens=given.new_tokens, min_new_tokens=given.new_tokens)
             )
-            middle = time.perf_counter()
+            middle = time.process_time()
             episodes = [
                 Episode(Example(f"x/{n // 8}", ""), n // 8, n, [Turn([*prompts[n // 8]], one.ids, one.logprobs)])
                 for n, one in enumerate(answers)
@@ -112,7 +112,7 @@ def timing(given: argparse.Namespace) -> None:
             for parameter in policy.parameters():
                 parameter.grad = None
             if turn:  # the first one warms up
-                for own, value in zip(seconds[parity], (middle - begin, time.perf_counter() - middle), strict=True):
+                for own, value in zip(seconds[parity], (middle - begin, time.process_time() - middle), strict=True):
                     own.append(value)
     medians = {parity: [statistics.median(own) for own in both] for parity, both in seconds.items()}
     for parity, (rollout, update) in medians.items():
