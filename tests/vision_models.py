@@ -19,6 +19,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 from lmgym.models.builtin import byte_tokenizer
@@ -39,9 +41,10 @@ MARKS = {
     ],
     "llava_onevision": ["<image>", "<video>"],
     "qwen2_5_vl": ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"],
+    "qwen3_vl": ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"],
     "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
 }  # fmt: skip
-FAMILIES = tuple(MARKS)
+FAMILIES = ("idefics3", "llava_onevision", "qwen2_5_vl", "gemma3")  # qwen3_vl is near qwen2_5_vl
 COLOURS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 PINPOINTS = [[16, 16], [16, 32], [32, 16], [32, 32]]
 IMAGES: dict[str, dict[str, Any]] = {  # preprocessor_config.json
@@ -64,6 +67,13 @@ IMAGES: dict[str, dict[str, Any]] = {  # preprocessor_config.json
         "temporal_patch_size": 2,
         "merge_size": 2,
     },
+    "qwen3_vl": {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "size": {"shortest_edge": 64, "longest_edge": 1024},
+        "patch_size": 4,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+    },
     "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 16, "width": 16}, **COLOURS},
 }
 PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
@@ -75,6 +85,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
         "vision_aspect_ratio": "anyres_max_9",
     },
     "qwen2_5_vl": {"processor_class": "Qwen2_5_VLProcessor"},
+    "qwen3_vl": {"processor_class": "Qwen3VLProcessor"},
     "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
 }
 
@@ -129,6 +140,23 @@ def model(family: str, seed: int = 0) -> Any:
             Qwen2_5_VLConfig(
                 vision_config=tower,
                 text_config={**text, "rope_parameters": rope},
+                image_token_id=ids[0],
+                video_token_id=ids[1],
+                vision_start_token_id=ids[2],
+                vision_end_token_id=ids[3],
+            )
+        )
+    elif family == "qwen3_vl":
+        tower = {
+            "depth": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "patch_size": 4,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 16, "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0, 1],
+        }  # fmt: skip
+        rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+        made = Qwen3VLForConditionalGeneration(
+            Qwen3VLConfig(
+                vision_config=tower,
+                text_config={**text, "head_dim": 8, "rope_parameters": rope},
                 image_token_id=ids[0],
                 video_token_id=ids[1],
                 vision_start_token_id=ids[2],

@@ -7,6 +7,7 @@ others once for each state of the weights."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +16,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lmgym.core.errors import LmgymError
-from lmgym.models.vision import Family, family_of, joined, picture_tokens, placeholder_of, processed, vision_names
+from lmgym.models.vision import (
+    Family,
+    family_of,
+    joined,
+    language_of,
+    picture_tokens,
+    placeholder_of,
+    processed,
+    vision_names,
+)
 from lmgym.pictures.ids import FIRST, picture_of
 
 FEATURES, PIXELS = 2**30, 2**28  # bytes that stay from one pass to the next
@@ -125,7 +135,7 @@ class Vision:
         """The vision of a copy of the model: the same while the vision tower is frozen."""
         return Vision(model, self.reader, trains=True) if self.trains else self
 
-    def features(self, model: PreTrainedModel, prefix: str) -> Float[Tensor, "n H"]:
+    def features(self, model: PreTrainedModel, prefix: str) -> Float[Tensor, "n W"]:
         """The features of a picture, one for each of its pieces. With gradient if the tower trains and gradients are
         on; else kept."""
         if self.trains and torch.is_grad_enabled():
@@ -139,16 +149,27 @@ class Vision:
             self._features.put(prefix, found)
         return found
 
-    def read(self, model: PreTrainedModel, ids: Int[Tensor, "B L"]) -> dict[str, Tensor]:
+    def read(self, model: PreTrainedModel, ids: Int[Tensor, "B L"]) -> dict[str, Any]:
         """The arguments of the model's forward pass, or of its trunk's, for ids with pieces of pictures among them."""
-        types = {self.family.types: (ids >= FIRST).long()} if self.family.plain_because else {}
+        pieces = ids >= FIRST
+        if self.family.deep:  # the model itself puts them where they belong
+            first, *others = self.vectors(model, ids).split(language_of(model).config.hidden_size, -1)
+            image = SimpleNamespace(pooler_output=[first], deepstack_features=[[one] for one in others])
+            return {"input_ids": ids.masked_fill(pieces, self.placeholder), "mm_encoder_outputs": {"image": image}}
+        types = {self.family.types: pieces.long()} if self.family.plain_because else {}
         return {"inputs_embeds": self.embed(model, ids), **types}
 
     def embed(self, model: PreTrainedModel, ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L H"]:
         """The inputs of the language model: words from the model's own table, pieces from the features of their
-        pictures. Raises LmgymError for a piece that a picture does not have in this model."""
+        pictures."""
         pieces = ids >= FIRST
         words: Tensor = model.get_input_embeddings()(ids.masked_fill(pieces, 0))  # type: ignore[no-untyped-call]
+        return words.masked_scatter(pieces[:, :, None], self.vectors(model, ids).to(words.dtype))
+
+    def vectors(self, model: PreTrainedModel, ids: Int[Tensor, "B L"]) -> Float[Tensor, "n W"]:
+        """The features of the pieces among these ids, in their order; with DeepStack those for all layers side by side.
+        Raises LmgymError for a piece that a picture does not have in this model."""
+        pieces = ids >= FIRST
         # 1. The pictures whose pieces these are, and which one each piece is of.
         found = ids[pieces]
         firsts, picture = (found & ~0xFFFF).unique(return_inverse=True)
@@ -163,9 +184,7 @@ class Vision:
                 f"a prompt holds piece {int(number[wrong]) + 1} of the picture {names[int(picture[wrong])]}, which has "
                 f"{int(counts[picture[wrong]])} in this model; make its ids with this model's processor"
             )
-        place = (counts.cumsum(0) - counts)[picture] + number
-        vectors = torch.cat(features)[place].to(words.dtype)
-        return words.masked_scatter(pieces[:, :, None], vectors)
+        return torch.cat(features)[(counts.cumsum(0) - counts)[picture] + number]
 
     def places(self, ids: Int[Tensor, "N T"]) -> Int[Tensor, "3 N T"] | None:
         """The positions of the tokens of whole rows with M-RoPE: time, row and column. A text goes on behind a picture
@@ -201,10 +220,12 @@ class Vision:
         types = {self.family.types: pieces.long()} if self.family.types else {}
         return {"input_ids": ids.masked_fill(pieces, self.placeholder), **inputs, **types}
 
-    def _computed(self, model: Any, prefix: str) -> Float[Tensor, "n H"]:
+    def _computed(self, model: Any, prefix: str) -> Float[Tensor, "n W"]:
         pixels = {name: value.to(self.device) for name, value in self.reader.pixels(prefix).items()}
-        found: Sequence[Tensor] = model.get_image_features(**pixels, return_dict=True).pooler_output
-        return torch.cat([part.reshape(-1, part.shape[-1]) for part in found])
+        found = model.get_image_features(**pixels, return_dict=True)
+        layers: list[Sequence[Tensor]] = [found.pooler_output, *(found.deepstack_features if self.family.deep else ())]
+        rows = [torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]) for parts in layers]
+        return torch.cat(rows, -1)
 
     def _precise(self) -> AbstractContextManager[Any]:
         """The precision of the parameters, whatever that of the pass is."""

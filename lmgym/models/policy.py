@@ -168,7 +168,7 @@ class Policy:
         last = [places[..., places.shape[-1] - count :] for places, count in zip(whole, counts, strict=True)]
         return torch.cat(last, -1).to(self.device), ahead
 
-    def read(self, ids: Int[Tensor, "N T"]) -> dict[str, Tensor]:
+    def read(self, ids: Int[Tensor, "N T"]) -> dict[str, Any]:
         """The arguments of the model's forward pass that say what it reads: the ids, or with pictures among them the
         inputs of its language model."""
         if self.vision is None or not any_piece(ids):

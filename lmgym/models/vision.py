@@ -6,7 +6,7 @@ around the pieces, and how many there are, is said by the model's own processor 
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,10 +26,12 @@ from lmgym.pictures.ids import piece_ids
 class Family:
     """What an architecture does with pictures beyond putting features in place of words. With `grid`, a piece has a
     row and a column in the picture as its position (M-RoPE, arXiv 2409.12191); `types` is the argument of the model's
-    own forward pass that says which tokens are pieces; `plain_because` says why prompts with pictures cannot take the
-    fast path. Example: Family(types="token_type_ids", plain_because="pieces of a picture see each other")"""
+    own forward pass that says which tokens are pieces; with `deep`, features are also added behind the first layers
+    (DeepStack, arXiv 2406.04334); `plain_because` says why prompts with pictures cannot take the fast path.
+    Example: Family(types="token_type_ids", plain_because="pieces of a picture see each other")"""
 
     grid: bool = False
+    deep: bool = False
     types: str = ""
     plain_because: str = ""
 
@@ -41,6 +43,7 @@ FAMILIES = {
     "llava_onevision": Family(),
     "qwen2_vl": QWEN,
     "qwen2_5_vl": QWEN,
+    "qwen3_vl": replace(QWEN, deep=True),
     "gemma3": Family(
         types="token_type_ids",
         plain_because="the pieces of a picture see each other, also those behind them, and packed rows do not do that",

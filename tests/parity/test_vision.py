@@ -32,6 +32,7 @@ from tests import models, rounding, vision_models
 from tests.vision_models import Drawn
 
 NEW = 6
+with_qwen3 = pytest.mark.parametrize("family", [*vision_models.FAMILIES, "qwen3_vl"])
 every_family = pytest.mark.parametrize("family", vision_models.FAMILIES)
 
 
@@ -103,7 +104,7 @@ def near(policy: Policy, ours: Tensor, theirs: Tensor) -> bool:
     return rounding.near(policy.model, ours, theirs, tokens=128)
 
 
-@every_family
+@with_qwen3
 def test_sampled_scored_and_transformers_own_agree(family: str) -> None:
     policy = policy_of(family)
     assert policy.fast
@@ -123,7 +124,7 @@ def test_sampled_scored_and_transformers_own_agree(family: str) -> None:
     assert float((other - scored)[first].abs().mean()) > 0.01
 
 
-@every_family
+@with_qwen3
 def test_the_plain_path_agrees(family: str) -> None:
     policy = load(family, path="plain")
     assert not policy.fast
@@ -134,7 +135,7 @@ def test_the_plain_path_agrees(family: str) -> None:
     assert near(policy, batch.require("logprobs_sampler")[batch.actions], own[batch.actions])
 
 
-@every_family
+@with_qwen3
 def test_greedy_answers_equal_generate(family: str) -> None:
     policy = policy_of(family)
     assert policy.vision is not None
@@ -168,7 +169,8 @@ def gradient(policy: Policy, passes: Sequence[Sequence[int]], batch: Batch) -> T
 
 
 @pytest.mark.parametrize(
-    ("family", "train_vision"), [("idefics3", False), *((family, True) for family in vision_models.FAMILIES)]
+    ("family", "train_vision"),
+    [("idefics3", False), *((family, True) for family in (*vision_models.FAMILIES, "qwen3_vl"))],
 )
 def test_gradients_do_not_depend_on_cuts_and_order(family: str, train_vision: bool) -> None:
     policy = load(family, train_vision=train_vision)
@@ -267,6 +269,7 @@ def test_a_tower_that_trains_is_seen_by_the_sampler(family: str) -> None:
     assert near(policy, policy.compute_logprobs_no_grad(batch).logprobs[batch.actions], own[batch.actions])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "train_vision"),
     [("idefics3", False), ("llava_onevision", True), ("qwen2_5_vl", False), ("gemma3", True)],
@@ -347,9 +350,10 @@ def test_the_estimate_of_memory_knows_the_tower() -> None:
     assert frozen.linear < trained.linear
 
 
-def test_positions_are_those_of_transformers() -> None:
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_positions_are_those_of_transformers(family: str) -> None:
     """M-RoPE: those of whole rows, and how a row goes on."""
-    policy = policy_of("qwen2_5_vl")
+    policy = policy_of(family)
     vision, model = policy.vision, policy.model
     assert vision is not None
     for prompt in prompts(policy)[:-1]:
@@ -383,7 +387,7 @@ def test_what_does_not_fit_is_refused() -> None:
         load_policy(PolicySection(train_vision=True))
 
 
-@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["idefics3", "qwen3_vl"])
 def test_rows_that_fork_behind_a_picture_share_it(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, trees = policy_of(family), []
     usual = scoring._on_tree
@@ -429,6 +433,7 @@ def test_frozen_copies_stay_what_they_were(train_vision: bool) -> None:
     assert near(policy, policy.compute_logprobs_no_grad(batch).logprobs[batch.actions], own[batch.actions])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train_vision", [False, True])
 def test_in_bf16(train_vision: bool) -> None:
     section = PolicySection(
@@ -448,6 +453,7 @@ def test_in_bf16(train_vision: bool) -> None:
     assert any(p.grad is not None for p in tower) == train_vision
 
 
+@pytest.mark.slow
 def test_layers_that_are_computed_again_give_the_same_gradient() -> None:
     usual = load("idefics3", train_vision=True)
     again = load("idefics3", train_vision=True, activation_checkpointing=True)
@@ -472,6 +478,7 @@ def test_beams_of_an_evaluation_see_pictures() -> None:
         assert answer.ids == own[: len(answer.ids)] and set(own[len(answer.ids) :]) <= {0}
 
 
+@pytest.mark.slow
 def test_the_built_in_model(tmp_path: Path) -> None:
     section = PolicySection(model="builtin:tiny_idefics3", device="cpu", compute="float32", train_vision=True)
     policy, other = load_policy(section, 3), load_policy(section, 4)
