@@ -74,8 +74,10 @@ class Gymnasium(Section):
         self._make_agent = make
 
     def reset(self, example: Example, seed: int) -> Sequence[Message]:
-        drawn = "{picture}" in self.show and _draws(self.id)
-        self._env = _make(self.id, {"render_mode": "rgb_array", **self.arguments} if drawn else self.arguments)
+        self._env = _make(self.id, self.arguments)
+        if "{picture}" in self.show and "render_mode" not in self.arguments and _draws(self._env):
+            self._env.close()
+            self._env = _make(self.id, {**self.arguments, "render_mode": "rgb_array"})
         self._agent: Agent = self._make_agent()
         self._agent.action_space, self._agent.observation_space = self._env.action_space, self._env.observation_space
         self._seed, self._seeded = seed % 2**31, False
@@ -175,18 +177,9 @@ def _make(name: str, arguments: dict[str, Any]) -> Any:
         raise LmgymError(f"env: gymnasium cannot make '{name}': {describe(error)}") from error
 
 
-@cache
-def _draws(name: str) -> bool:
+def _draws(env: Any) -> bool:
     """True for an environment that draws itself as an array, as its class says."""
-    import gymnasium
-    from gymnasium.envs.registration import load_env_creator
-
-    try:
-        entry = gymnasium.spec(name).entry_point
-        creator = load_env_creator(entry) if isinstance(entry, str) else entry
-    except (ImportError, AttributeError, ValueError, TypeError, gymnasium.error.Error):
-        return False
-    return "rgb_array" in (getattr(creator, "metadata", None) or {}).get("render_modes", ())
+    return "rgb_array" in (getattr(env, "metadata", None) or {}).get("render_modes", ())
 
 
 def _check_id(name: str) -> None:
