@@ -128,7 +128,7 @@ def times_of(policy: Policy, rows: int, repeats: int) -> dict[str, dict[tuple[in
             try:
                 products[way] = [make(weight) for weight in weights]
                 assert all(torch.isfinite(product(hidden)).all() for product in products[way])
-            except (RuntimeError, NotImplementedError) as error:
+            except (RuntimeError, NotImplementedError) as error:  # torch lacks this way, or this processor does
                 products.pop(way, None)
                 print(f"{way} {shape}: {str(error).splitlines()[0]}")
         seconds: dict[str, list[float]] = {way: [] for way in products}

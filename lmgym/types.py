@@ -74,8 +74,8 @@ def part_of(text: str, begin: int, end: int) -> str:
 
 
 def around_pictures(text: str) -> list[str]:
-    """A text in pieces: at odd places its pictures (`picture_text`), at even places what stands around them. Of a text
-    without pictures the text itself.
+    """Split a text at its pictures: text, picture, text, picture, ..., text. Each picture is a `picture_text`; a text
+    may be empty. A text without pictures is the only item.
 
     Example: around_pictures(RecipeText.join("a", picture_text(digest), "b")) -> ['a', '\ufffc', 'b']"""
     edges = [0, *(edge for place, _ in pictures_of(text) for edge in (place, place + 1)), len(text)]

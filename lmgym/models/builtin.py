@@ -94,21 +94,8 @@ def builtin_model(
             f"policy.model: {name} is trained, with builtin:bytes and the architecture of {BUILTIN}; remove "
             f"policy.architecture and policy.tokenizer, or name {BUILTIN}"
         )
-    valid = set(family.config().to_dict()) - set(DERIVED if family.config is T5Config else ())
-    for key, value in architecture.items():
-        if key not in valid:
-            raise LmgymError(f"unknown key 'policy.architecture.{key}'; {suggest(str(key), valid)}")
-        most = MOST_LAYERS if "layer" in key else LARGEST_SIZE
-        if isinstance(value, int) and value > most:
-            raise LmgymError(f"policy.architecture.{key} is {value}; a built-in model is small: at most {most}")
-    fields = {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        **family.fields,
-        **architecture,
-    }
+    check_architecture(architecture, set(family.config().to_dict()) - set(DERIVED if family.config is T5Config else ()))
+    fields = {**ids_of(tokenizer), **family.fields, **architecture}
     with seeded(seeds.key(seed, "initial weights")):
         try:
             model = family.model(family.config(**fields))
@@ -119,6 +106,22 @@ def builtin_model(
     if family.weights and model.device.type != "meta":
         load_model(model, Path(__file__).parent / family.weights)
     return model
+
+
+def check_architecture(architecture: Mapping[str, Any], known: set[str]) -> None:
+    """Raise LmgymError for a field of a built-in model that is not `known`, or that makes it large."""
+    for key, value in architecture.items():
+        if key not in known:
+            raise LmgymError(f"unknown key 'policy.architecture.{key}'; {suggest(str(key), known)}")
+        most = MOST_LAYERS if "layer" in key else LARGEST_SIZE
+        if isinstance(value, int) and value > most:
+            raise LmgymError(f"policy.architecture.{key} is {value}; a built-in model is small: at most {most}")
+
+
+def ids_of(tokenizer: Any) -> dict[str, int | None]:
+    """What a model's configuration says of its tokenizer: the size of the vocabulary, and its special ids."""
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    return {"vocab_size": len(tokenizer), **special}
 
 
 def _check_runs(model: PreTrainedModel) -> None:

@@ -8,8 +8,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from transformers.models.idefics3 import Idefics3Config, Idefics3ForConditionalGeneration
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.registry import suggest
-from lmgym.models.builtin import LARGEST_SIZE, MOST_LAYERS, byte_tokenizer
+from lmgym.models.builtin import byte_tokenizer, check_architecture, ids_of
 from lmgym.models.seeded import seeded
 
 NAME = "builtin:tiny_idefics3"
@@ -56,24 +55,12 @@ def tiny_idefics3(tokenizer: Any, architecture: Mapping[str, Any], key: int) -> 
     LmgymError for a tokenizer without marks of pictures, an unknown field, and values that do not fit together."""
     if IMAGE not in tokenizer.get_vocab():
         raise LmgymError(f"policy.tokenizer: {NAME} reads pictures, for which it needs builtin:pictures; remove it")
-    known = set(LlamaConfig().to_dict())
-    for name, value in architecture.items():
-        if name not in known:
-            raise LmgymError(f"unknown key 'policy.architecture.{name}'; {suggest(str(name), known)}")
-        most = MOST_LAYERS if "layer" in name else LARGEST_SIZE
-        if isinstance(value, int) and value > most:
-            raise LmgymError(f"policy.architecture.{name} is {value}; a built-in model is small: at most {most}")
-    ids = {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
+    check_architecture(architecture, set(LlamaConfig().to_dict()))
     with seeded(key):
         try:
             config = Idefics3Config(
                 vision_config={**TOWER, **FP32},
-                text_config={"model_type": "llama", **TEXT, **FP32, **ids, **architecture},
+                text_config={"model_type": "llama", **TEXT, **FP32, **ids_of(tokenizer), **architecture},
                 scale_factor=2,
                 image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
                 tie_word_embeddings=True,

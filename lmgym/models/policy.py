@@ -236,7 +236,7 @@ class Policy:
 
     @property
     def kernels_sentence(self) -> str:
-        """With which kernels a CPU samples; empty where there is no choice."""
+        """Which kernels sampling in bf16 uses on a CPU (`policy.kernels`), and why; empty for all other policies."""
         if self.native:
             return "kernels: native (fused layers, compiled for this processor)"
         return f"kernels: torch, because {self.native_unused}" if self.native_unused else ""

@@ -161,7 +161,7 @@ def placeholder_of(processor: Any) -> int:
 
 
 def placeholder_text(processor: Any) -> str:
-    """What the model's chat template writes where a picture stands; `picture_tokens` take its place.
+    """The mark that the model's chat template writes for a picture. `picture_tokens` replace it.
     Example: placeholder_text(processor) -> "<image>", or of Qwen "<|vision_start|><|image_pad|><|vision_end|>" """
     text = str(processor.image_token)
     return f"{START}{text}{END}" if text == PAD else text

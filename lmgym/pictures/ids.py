@@ -1,5 +1,6 @@
-"""Token ids of pictures. A picture stands in a prompt as pieces: places whose inputs are features of the picture, not
-embeddings of words. The id of a piece says which picture it is of, so prompts with different pictures differ."""
+"""Token ids of pictures. In a prompt, a picture is a sequence of pieces. For a piece the model reads one feature vector
+of the picture, where it reads an embedding for a word. The id of a piece names its picture. So two prompts with
+different pictures have different ids."""
 
 from collections.abc import Iterable
 

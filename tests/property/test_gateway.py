@@ -87,7 +87,7 @@ def test_calls_of_an_example_are_written_as_the_system_message_says() -> None:
         ("add", {}),
     ]
     assert text_before_calls(shown["content"]) == "So:"
-    # The tags may be control tokens of a model; what stands between them, never.
+    # The two tags may become control tokens. The text between them stays plain text.
     spans = [shown["content"][begin:end] for begin, end in shown["content"].spans]
     assert spans == ["<tool_call>", "</tool_call>"] * 2
     broken = ChatRequest((Said("assistant", "", (("a", "add", "{1"),)), *ASKED.messages), (TOOL,))
