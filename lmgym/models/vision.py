@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -188,22 +187,16 @@ def joined(pictures: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([one[name] for one in pictures], axis) for name in pictures[0]}
 
 
-_known: WeakKeyDictionary[Any, dict[str, list[int]]] = WeakKeyDictionary()  # ids by processor and picture
-
-
 def picture_tokens(processor: Any, digest: str, image: Any) -> list[int]:
     """All ids that stand for one picture in this model, in order: ordinary ids for the marks around and between its
     pieces, ids of pieces (pictures/ids.py) for the places of its features. `digest` is the picture's sha256. They
     stand where the chat template writes `placeholder_text`.
 
     Example: picture_tokens(policy.vision.processor, digest, image)"""
-    known = _known.setdefault(processor, {})
-    if digest not in known:
-        ids, _ = processed(processor, image)
-        placeholder = placeholder_of(processor)
-        pieces = iter(piece_ids(digest, ids.count(placeholder)))
-        known[digest] = [next(pieces) if id == placeholder else id for id in ids]
-    return list(known[digest])
+    ids, _ = processed(processor, image)
+    placeholder = placeholder_of(processor)
+    pieces = iter(piece_ids(digest, ids.count(placeholder)))
+    return [next(pieces) if id == placeholder else id for id in ids]
 
 
 def piece_count(policy_or_processor: Any, image: Any) -> int:
