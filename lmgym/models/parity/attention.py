@@ -150,7 +150,7 @@ def attend_bands(
         outputs = []  # of each tile, [N K TILE G E]
         for tile, seen in zip(tiles, band.seen(asked.rule or PLAIN), strict=True):
             width = seen.shape[-1]
-            step = max(SCORES // (groups * heads // groups * TILE * width), 1)
+            step = max(SCORES // (heads * TILE * width), 1)
             parts = []
             for rows in torch.arange(count).split(step):
                 part = slice(int(rows[0]), int(rows[-1]) + 1)
