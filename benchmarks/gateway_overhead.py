@@ -85,11 +85,13 @@ def main() -> None:
         for name, env in ENVS.items():
             run = stack.enter_context(start(recipe(env, Path(out) / name, arguments), console))
             stages[name] = stack.enter_context(begin_stage(run))
+            print(f"{name}: the policy is loaded", file=sys.stderr)
         for number in range(arguments.warmup + arguments.rounds):
             said = {}
             for name, stage in stages.items():
                 began = time.perf_counter(), time.process_time()
                 said[name] = one_step(stage)
+                print(f"step {number + 1}, {name}: {time.perf_counter() - began[0]:.1f} s", file=sys.stderr)
                 if number >= arguments.warmup:
                     seconds[name].append(time.perf_counter() - began[0])
                     processor[name].append(time.process_time() - began[1])
