@@ -1,9 +1,10 @@
-"""The programs of docs/agents_that_learn.md that call a tool, trained as they stand on the page.
+"""Three programs of docs/agents_that_learn.md, trained as they stand on the page: a game in a shell, and a tool by two
+clients.
 
     python -m benchmarks.agents --model models/smollm2-135m-instruct --out runs/agents
 
-Needs openai, langgraph and langchain-openai. Prints the reward of each evaluation with its interval, and of the steps
-in fives; draws docs/pictures/agents.png.
+Needs curl, jq, openai, langgraph and langchain-openai. Prints the reward of each evaluation with its interval, and
+of the steps in fives; draws docs/pictures/agents.png.
 """
 
 import argparse
@@ -18,20 +19,26 @@ import yaml
 from benchmarks.training import ROOT, train
 
 PAGE, PICTURE = ROOT / "docs" / "agents_that_learn.md", ROOT / "docs" / "pictures" / "agents.png"
-PROGRAMS = {"shop": "the openai client", "graph": "LangGraph"}
+# The files of each program, the recipe of the page, and what takes the place of its env's program.
+PROGRAMS: dict[str, tuple[str, list[str], str, dict[str, Any]]] = {
+    "larger": ("curl in a shell", ["larger.sh"], "larger.yaml", {"command": ["bash", "FOLDER/larger.sh"]}),
+    "shop": ("the openai client", ["shop.py"], "shop.yaml", {}),
+    "graph": ("LangGraph", ["shop.py", "graph.py"], "shop.yaml", {"function": "graph:play"}),
+}
 
 
 def trained(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Train the recipe shop.yaml of the page with this program of it; returns the records of the run."""
+    """Train the page's recipe with a program of it; returns the records of the run."""
     folder, run = given.out / "programs", given.out / name
     folder.mkdir(parents=True, exist_ok=True)
     page = PAGE.read_text(encoding="utf-8")
-    for program in PROGRAMS:
-        [text] = re.findall(rf"<!-- file: {program}\.py -->\n```python\n(.*?\n)```\n", page, re.DOTALL)
-        (folder / f"{program}.py").write_text(text, encoding="utf-8")
-    [text] = re.findall(r"```yaml\n(# shop\.yaml\n.*?)```", page, re.DOTALL)
+    _, files, recipe_name, changed = PROGRAMS[name]
+    for file in files:
+        [text] = re.findall(rf"<!-- file: {re.escape(file)} -->\n```\w+\n(.*?\n)```\n", page, re.DOTALL)
+        (folder / file).write_text(text, encoding="utf-8")
+    [text] = re.findall(rf"```yaml\n(# {re.escape(recipe_name)}\n.*?)```", page, re.DOTALL)
     recipe = yaml.safe_load(text)
-    recipe["env"]["function"] = f"{name}:play"
+    recipe["env"] |= json.loads(json.dumps(changed).replace("FOLDER", str(folder)))
     recipe["policy"]["model"] = str(given.model.absolute())
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     if not (run / "summary.json").exists():
@@ -55,7 +62,7 @@ def main() -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
-    for name, client in PROGRAMS.items():
+    for name, (client, *_) in PROGRAMS.items():
         records = trained(name, given)
         steps = [record for record in records if record["kind"] == "train"]
         held_out = [record for record in records if record["kind"] == "evaluation"]

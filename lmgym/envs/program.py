@@ -31,6 +31,7 @@ FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 ENDPOINT = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 OTHERS = ("LMGYM_SEED", "PYTHONHASHSEED", "NO_PROXY", "no_proxy")  # of its variables that a container gets
 LOCAL = "127.0.0.1,localhost"  # never asked through a proxy
+KILLED = 128 + 9  # the exit status of a container whose program was killed
 
 
 @registry.register("env", "agent")
@@ -205,6 +206,8 @@ class AgentProgram(Section):
             raise RuntimeError(f"the program wrote more than {self.output_mib} MiB")
         if outcome.status:
             which = "the program or its grader" if self.grader else "the program"
+            if not last and self.sandbox and outcome.status == KILLED:
+                last = "it was killed, perhaps for its memory (env.sandbox.memory_mib)"
             raise RuntimeError(f"{which} ended with exit status {outcome.status}: {shortened(last, 300)}")
         if self.reward == "none":
             return 0.0

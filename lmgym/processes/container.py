@@ -91,12 +91,18 @@ class Container:
             *("--workdir", FOLDER, "--name", name, "--rm", "--interactive", "--pull", "never"),
             *("--network", "host", "--memory", memory, "--memory-swap", memory, "--pids-limit", str(self.processes)),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-            # Files in the folder belong to who runs this, and can be removed.
-            *(("--userns", "keep-id") if self.podman else ("--user", f"{os.getuid()}:{os.getgid()}")),
+            *self._owner(),
             *(word for path in mounts for word in ("--volume", f"{path}:{path}:ro")),
             *(word for own in names for word in ("--env", own)),  # values are no arguments, which others can read
         ]
         return [*start, "run", "--volume", *options, self.image, *full], [self.tool, "rm", "--force", name]
+
+    def _owner(self) -> tuple[str, str]:
+        """As whom the program runs, so that its files can be removed by who runs this. Podman without root has numbers
+        of its own for users; with root it knows no keep-id."""
+        if self.podman and os.getuid():
+            return "--userns", "keep-id"
+        return "--user", f"{os.getuid()}:{os.getgid()}"
 
     def variables(self, given: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
         """The variables of the tool's own process, from which it takes those of these names for the program."""

@@ -59,7 +59,7 @@ def test_a_program_in_a_container_is_played_as_without(tool: str, notes: Path) -
     assert removed == [tool, "rm", "--force", name]
     folder = ran[3].removesuffix(":/work")
     assert ran[1:3] == ["run", "--volume"] and not Path(folder).exists()
-    owner = ["--userns", "keep-id"] if tool == "podman" else ["--user", f"{os.getuid()}:{os.getgid()}"]
+    owner = ["--userns", "keep-id"] if tool == "podman" and os.getuid() else ["--user", f"{os.getuid()}:{os.getgid()}"]
     mounts = [PROGRAM, str(runs.ROOT / "lmgym")]
     if os.path.isfile(sys.executable):
         mounts = [sys.executable, *mounts]
