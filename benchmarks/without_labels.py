@@ -28,9 +28,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "the right answers": {"rewards": {"final_answer": 1.0}},
     "majority": {"rewards": {"majority_answer": 1.0}},
     "self-certainty": {"rewards": {}, "credit": {"name": "self_certainty"}},
-    "judge, all pairs": {"rewards": {"judge_pairs": {"model": "JUDGE"}}},
-    "judge, champion": {"rewards": {"judge_pairs": {"model": "JUDGE", "against": "champion"}}},
-    "judge, rubric": {"rewards": {"rubric": {"model": "JUDGE", "criteria": [RIGHT]}}},
+    "judge, all pairs": {"rewards": {"judge_pairs": {"model": "JUDGE", "compute": "bfloat16"}}},
+    "judge, champion": {"rewards": {"judge_pairs": {"model": "JUDGE", "compute": "bfloat16", "against": "champion"}}},
+    "judge, rubric": {"rewards": {"rubric": {"model": "JUDGE", "compute": "bfloat16", "criteria": [RIGHT]}}},
 }
 EARNED = ("reward/mean", "self_certainty")
 
@@ -43,7 +43,8 @@ def recipe(arm: str, start: Path, given: argparse.Namespace) -> dict[str, Any]:
     made |= {"rewards": fields["rewards"], "prompts_per_step": given.answers // GROUP}
     if not fields["rewards"]:
         del made["rewards"]
-    made["evaluation"] |= {"metrics": {"right": {"reward": "final_answer"}}}
+    made |= {"reward_timeout": 1800}
+    made["evaluation"] |= {"metrics": {"right": {"reward": "final_answer"}}, "examples": given.examples}
     return made
 
 
@@ -87,6 +88,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=10, help="steps between two points of a curve (%(default)s)")
+    parser.add_argument("--examples", type=int, default=512, help="of an evaluation (%(default)s)")
     parser.add_argument("--only", nargs="+", choices=ARMS, default=[*ARMS], metavar="ARM", help="these arms")
     parser.add_argument("--answers", type=int, default=64, help="of a step (%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="runs side by side, one thread each (%(default)s)")
