@@ -15,6 +15,7 @@ from annotated_types import Ge
 from lmgym.algorithms.base import Algorithm
 from lmgym.config.packaged import find_recipe
 from lmgym.config.schema import DEFAULT, STAGE_KEYS, Config, Stage
+from lmgym.config.together import check_together
 from lmgym.config.yaml import NAMED, apply_override, check_heard, merge, read_yaml, write_yaml
 from lmgym.core import registry
 from lmgym.core.constraints import FormerKey, Rule
@@ -78,7 +79,7 @@ def build_config(tree: Mapping[str, Any]) -> Config:
     if "evaluation" in whole and whole["evaluation"] is None:
         whole["evaluation"] = {"examples": 0}
     config = build(Config, {**whole, "stages": _stages(tree)}, "")
-    config.check()
+    check_together(config)
     if "split" in (config.evaluation.task or {}):
         raise LmgymError("unknown key 'evaluation.task.split'; the split is evaluation.split")
     return config

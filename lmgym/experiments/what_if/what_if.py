@@ -17,7 +17,7 @@ from lmgym.experiments.what_if.standing import (
     step_records,
 )
 from lmgym.logs.console import Console
-from lmgym.training.stage import save_checkpoint
+from lmgym.training.stage_checkpoint import save_checkpoint
 
 
 @dataclass(frozen=True)

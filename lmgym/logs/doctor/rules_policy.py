@@ -4,8 +4,9 @@ import math
 from statistics import fmean as mean
 from statistics import median_high as median  # a single odd step does not move it
 
+from lmgym.logs.doctor.held_out import held_out_change
 from lmgym.logs.doctor.history import History, Sign, errors_apart, rose
-from lmgym.logs.doctor.rules_reward import EQUAL_GROUPS, held_out_change
+from lmgym.logs.doctor.rules_reward import EQUAL_GROUPS
 
 ENTROPY_LEFT, ENTROPY_GONE = 0.1, 1e-3
 """Share of the first entropy; a fall is normal if it is paid for with reward (arXiv 2505.22617). Nats per token, at

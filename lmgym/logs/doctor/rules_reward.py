@@ -4,6 +4,7 @@ import math
 from statistics import fmean as mean
 
 from lmgym.logs.doctor.facts import bounded
+from lmgym.logs.doctor.held_out import goal_metric, held_out_change, relative_gain
 from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Sign, errors_apart, fell, rose
 
 EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
@@ -19,9 +20,8 @@ LOST = 0.4
 """Share of the range between the worst and the best answer that the mean reward has lost again."""
 CARRIED = 0.9
 """Share of the gain in reward that one component brings."""
-GAIN, FOLLOWS = 0.1, 0.5
-"""Least gain in reward, as a share of the range of scores, that a held-out metric is compared with; the share of it
-that the metric must be able to have gained within its interval."""
+FOLLOWS = 0.5
+"""The share of the gain in reward that a held-out metric must be able to have gained within its interval."""
 RARELY, FEW = 0.02, 2.0
 """Share of the answers that earn a reward, and their number in a step, below both of which there is hardly anything to
 learn from. frozen_lake begins at 0.014 of 256, which is 3.6, and learns."""
@@ -30,18 +30,6 @@ HOLE, LOOKED_AT = 0.5, 48
 have so many answers together. A judge that tosses a coin gets there by one trick once in 2,800 times."""
 REPEATED = 0.5
 """Share of repeated runs of four tokens: human text is below 0.01, degenerate text above 0.4 (arXiv 1908.04319)."""
-ALWAYS_EVALUATED = (
-    "reward",
-    "length/mean",
-    "truncated",
-    "truncated/context",
-    "environment_errors",
-    "unjudged",
-    "reference_nll",
-)
-LOWER_IS_BETTER = ("perplexity", "causal_perplexity")
-
-Bounds = tuple[float, float, float]  # mean, low, high
 
 
 def reward_collapse(history: History) -> Sign | None:
@@ -280,38 +268,6 @@ def rarely_earned(history: History) -> Sign | None:
         mean(recent),
         low + RARELY * (high - low if high > low else max(1.0, -low)),
     )
-
-
-def relative_gain(history: History) -> float | None:
-    """By how much of the range of scores the training reward has risen from the first evaluation to the newest; None if
-    it has not, or by less than a tenth."""
-    low, high = history.ranges.get("", (0.0, 0.0))
-    then, now = history.then_and_now("reward")
-    if not (high > low and rose(then, now)):
-        return None
-    gain = (mean(now) - mean(then)) / (high - low)
-    return gain if gain >= GAIN else None
-
-
-def goal_metric(history: History) -> str | None:
-    """The first held-out metric that is no part of the reward."""
-    trained = {name for name, weight in history.facts.weights.items() if weight}
-    for name in history.evaluations[-1] if history.evaluations else ():
-        has_interval = f"{name}/low" in history.evaluations[-1] and "/" not in name
-        if has_interval and name not in (*ALWAYS_EVALUATED, *LOWER_IS_BETTER, *trained):
-            return name
-    return None
-
-
-def held_out_change(history: History, name: str) -> tuple[Bounds, Bounds] | None:
-    """A held-out metric in the first and in the newest evaluation. None with fewer than two evaluations, or without
-    intervals, which say how much of a change may be chance."""
-    if len(history.evaluations) < 2:
-        return None
-    ends = (history.evaluations[0], history.evaluations[-1])
-    found = [[bounded(record.get(f"{name}{end}")) for end in ("", "/low", "/high")] for record in ends]
-    known = [(middle, low, high) for middle, low, high in found if None not in (middle, low, high)]
-    return (known[0], known[1]) if len(known) == 2 else None  # type: ignore[return-value]
 
 
 def _has_room(history: History, name: str) -> bool:
