@@ -14,10 +14,10 @@ from lmgym.experiments.named_models import NamedModel
 from lmgym.pictures.store import MOST_BYTES, current_store
 from lmgym.rollouts.rollout import collect, groups_of
 from lmgym.tasks.base import Prompt, examples_from_prompts
-from lmgym.tasks.data import Reader
 from lmgym.tasks.mixture import member_section
 from lmgym.tasks.rows.formats import SUFFIXES, rows_of
 from lmgym.tasks.rows.pictures import RowPictures
+from lmgym.tasks.rows.reader import Reader
 from lmgym.tasks.rows.unpacked import kind_of
 from lmgym.text.pictures import decoded
 from lmgym.training.planning.preflight import check_cut, cut_prompts
