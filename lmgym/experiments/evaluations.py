@@ -66,11 +66,7 @@ class EvaluationRecord:
 
 
 def evaluate_model(
-    named: NamedModel,
-    console: Console,
-    samples: int | None = None,
-    recipe: str = "",
-    overrides: Sequence[str] = (),
+    named: NamedModel, console: Console, samples: int | None = None, recipe: str = "", overrides: Sequence[str] = ()
 ) -> EvaluationRecord:
     """Evaluate a model as its recipe's `evaluation:` section says; `samples` is the number of answers to each prompt.
 

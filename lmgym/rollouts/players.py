@@ -16,13 +16,7 @@ from lmgym.envs.vector import EnvFailure, Opening
 from lmgym.inference.base import Completion, Request
 from lmgym.rollouts.actor import Actor, PromptCache
 from lmgym.text.answer_ends import end_id
-from lmgym.text.chat import (
-    answer_ids,
-    appended_ids,
-    continued_ids,
-    decoder_answer_ids,
-    messages_of,
-)
+from lmgym.text.chat import answer_ids, appended_ids, continued_ids, decoder_answer_ids, messages_of
 from lmgym.text.tokens import token_texts
 from lmgym.types import BarePrompt, Episode, Message, Prompt, Turn
 
