@@ -141,10 +141,5 @@ def _answered(prompt: Prompt, episodes: Sequence[Episode], tokenizer: Any) -> An
     ids = turn.source_ids or turn.prompt_ids
     full = decoded(tokenizer, ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     several = any(len(episode.turns) > 1 for episode in episodes)
-    return Answered(
-        prompt,
-        full,
-        answers=[episode.text for episode in episodes],
-        stops=[episode.turns[-1].stop for episode in episodes],
-        conversations=[list(episode.messages) for episode in episodes] if several else [],
-    )
+    answers, stops = [episode.text for episode in episodes], [episode.turns[-1].stop for episode in episodes]
+    return Answered(prompt, full, answers, stops, [list(one.messages) for one in episodes] if several else [])

@@ -97,24 +97,13 @@ def evaluate_model(
     for note in notes:
         console.say(note)
     result = evaluate_actor(config, actor_of(config, policy), examples, rewards)
+    weights = None if named.weights is None else str(named.weights)
+    asked = (section.task or stage.task)["name"], section.split, len(examples), section.samples, asdict(decoding)
+    compute, date = str(policy.compute).removeprefix("torch."), datetime.now(UTC).isoformat(timespec="seconds")
     return EvaluationRecord(
-        named.name,
-        recipe or named.name,
-        None if named.weights is None else str(named.weights),
-        config.policy.model,
-        (section.task or stage.task)["name"],
-        section.split,
-        len(examples),
-        section.samples,
-        asdict(decoding),
-        list(overrides),
-        config.seed,
-        str(policy.compute).removeprefix("torch."),
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        __version__,
-        result.results,
-        notes,
-    )
+        named.name, recipe or named.name, weights, config.policy.model, *asked, list(overrides), config.seed, compute,
+        date, __version__, result.results, notes,
+    )  # fmt: skip
 
 
 def with_samples(

@@ -5,7 +5,7 @@ from statistics import fmean as mean
 
 from lmgym.logs.doctor.facts import bounded
 from lmgym.logs.doctor.held_out import goal_metric, held_out_change, relative_gain
-from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Sign, errors_apart, fell, rose
+from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Level, Sign, errors_apart, fell, rose
 
 EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
 """Share of groups without a signal: docs/metrics.md calls up to a half healthy; from here most sampling is lost."""
@@ -150,14 +150,8 @@ def equal_groups(history: History) -> Sign | None:
         "choose easier or harder prompts (task), a finer reward, or a larger algorithm.group_size; with a base model, "
         "begin with a supervised stage"
     )
-    return Sign(
-        "severe" if mean(recent) >= NO_GROUPS else "moderate",
-        what,
-        remedy,
-        "zero_variance_groups",
-        mean(recent),
-        EQUAL_GROUPS,
-    )
+    level: Level = "severe" if mean(recent) >= NO_GROUPS else "moderate"
+    return Sign(level, what, remedy, "zero_variance_groups", mean(recent), EQUAL_GROUPS)
 
 
 def truncation(history: History) -> Sign | None:
@@ -250,7 +244,8 @@ def rarely_earned(history: History) -> Sign | None:
     # Where all tracked answers earned the same, that is nothing, or there is no telling what more would be.
     if low == high and low > 0:
         return None
-    share = (mean(recent) - low) / (high - low if high > low else max(1.0, -low))
+    span = high - low if high > low else max(1.0, -low)
+    share = (mean(recent) - low) / span
     half = len(recent) // 2
     if share >= RARELY or share * mean(answers) >= FEW or rose(first, recent) or rose(recent[:half], recent[half:]):
         return None
@@ -258,16 +253,16 @@ def rarely_earned(history: History) -> Sign | None:
     held_out = [bounded(record.get(metric)) for record in history.evaluations[-1:]]
     also = "" if held_out in ([], [None]) else f"; held-out {metric} is {held_out[0]:.3g}"
     named = f"the reward {heaviest}, which has the largest weight," if len(weights) > 1 else "the reward"
-    return Sign(
-        "severe" if mean(recent) <= low else "moderate",
+    what = (
         f"{named} is hardly ever earned: its mean is {mean(recent):.3g}, as if {share * mean(answers):.2g} of "
-        f"{mean(answers):.0f} answers in a step had the best{also}",
-        "choose easier prompts (task), begin with a supervised stage, let the reward pay what is nearly right, or take "
-        "more answers to a prompt (algorithm.group_size)",
-        column,
-        mean(recent),
-        low + RARELY * (high - low if high > low else max(1.0, -low)),
+        f"{mean(answers):.0f} answers in a step had the best{also}"
     )
+    remedy = (
+        "choose easier prompts (task), begin with a supervised stage, let the reward pay what is nearly right, or take "
+        "more answers to a prompt (algorithm.group_size)"
+    )
+    level: Level = "severe" if mean(recent) <= low else "moderate"
+    return Sign(level, what, remedy, column, mean(recent), low + RARELY * span)
 
 
 def _has_room(history: History, name: str) -> bool:
