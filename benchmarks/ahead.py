@@ -24,9 +24,10 @@ from lmgym.algorithms.grpo.correction import Truncated
 from lmgym.config.schema import Config
 from lmgym.inference.kinds import EngineSection
 from lmgym.logs.console import Console
+from lmgym.training.begin_stage import begin_stage
 from lmgym.training.loop import advance, begin_step, collate_step, gather
 from lmgym.training.setup import start
-from lmgym.training.stage import StageRun, begin_stage
+from lmgym.training.stage import StageRun
 from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update
 

@@ -28,8 +28,9 @@ from lmgym.core.registry import register
 from lmgym.envs import conversation
 from lmgym.logs.console import Console
 from lmgym.training import loop
+from lmgym.training.begin_stage import begin_stage
 from lmgym.training.setup import start
-from lmgym.training.stage import StageRun, begin_stage
+from lmgym.training.stage import StageRun
 from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update
 

@@ -27,8 +27,9 @@ from lmgym.logs.console import Console
 from lmgym.rewards.base import episodes
 from lmgym.rollouts import play
 from lmgym.training import loop
+from lmgym.training.begin_stage import begin_stage
 from lmgym.training.setup import start
-from lmgym.training.stage import StageRun, begin_stage
+from lmgym.training.stage import StageRun
 from lmgym.types import Episode
 from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update

@@ -73,7 +73,7 @@ _HOMES = {
     # the loop, line by line
     "start": "training.setup",
     "stages_left": "training.loop",
-    "begin_stage": "training.stage",
+    "begin_stage": "training.begin_stage",
     "evaluate_before": "training.loop",
     "Callback": "training.callbacks",
     "begin_step": "training.loop",
@@ -91,7 +91,7 @@ _HOMES = {
     "advance": "training.loop",
     "log_step": "training.loop",
     "evaluate_and_save_when_due": "training.loop",
-    "save_checkpoint": "training.stage",
+    "save_checkpoint": "training.stage_checkpoint",
     "end_stage": "training.loop",
     "finish": "training.evaluation_points",
     # plugins

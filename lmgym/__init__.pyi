@@ -55,6 +55,7 @@ from lmgym.rollouts.rollout import collect as collect
 from lmgym.rollouts.rollout import demonstrate as demonstrate
 from lmgym.tasks.base import check_task as check_task
 from lmgym.training.algorithm_check import check_algorithm as check_algorithm
+from lmgym.training.begin_stage import begin_stage as begin_stage
 from lmgym.training.callbacks import Callback as Callback
 from lmgym.training.evaluation_points import finish as finish
 from lmgym.training.loop import (
@@ -88,8 +89,7 @@ from lmgym.training.loop import (
     train as train,
 )
 from lmgym.training.setup import start as start
-from lmgym.training.stage import begin_stage as begin_stage
-from lmgym.training.stage import save_checkpoint as save_checkpoint
+from lmgym.training.stage_checkpoint import save_checkpoint as save_checkpoint
 from lmgym.training.tracing import begin_trace as begin_trace
 from lmgym.types import (
     Episode as Episode,

@@ -24,9 +24,9 @@ from lmgym.envs.base import Step
 from lmgym.logs.console import Console
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.sharding import shard_policy
+from lmgym.training.begin_stage import begin_stage
 from lmgym.training.loop import begin_step, collate_step, gather
 from lmgym.training.setup import start
-from lmgym.training.stage import begin_stage
 from lmgym.types import Example
 from lmgym.updates.fisher import FisherProduct
 from lmgym.updates.optimizer import make_optimizer

@@ -19,9 +19,10 @@ from lmgym.config.schema import Config
 from lmgym.core import seeds
 from lmgym.core.registry import register
 from lmgym.logs.console import Console
+from lmgym.training.begin_stage import begin_stage
 from lmgym.training.loop import advance, begin_step, collate_step, gather, log_step
 from lmgym.training.setup import start
-from lmgym.training.stage import StageRun, begin_stage
+from lmgym.training.stage import StageRun
 from lmgym.types import Example
 from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update

@@ -27,9 +27,10 @@ from lmgym.core.registry import register
 from lmgym.envs.base import Step
 from lmgym.logs.console import Console
 from lmgym.rewards.base import episodes
+from lmgym.training.begin_stage import begin_stage
 from lmgym.training.loop import advance, begin_step, collate_step, gather, log_step
 from lmgym.training.setup import start
-from lmgym.training.stage import StageRun, begin_stage
+from lmgym.training.stage import StageRun
 from lmgym.types import Episode, Example
 from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update

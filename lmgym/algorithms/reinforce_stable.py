@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmgym.algorithms.base import Terms, UpdateContext
 from lmgym.algorithms.regularised import Estimator, Regularised, check_group_baseline
-from lmgym.algorithms.replay_buffer import Group, ReplayBuffer, check_files, read_buffer
+from lmgym.algorithms.replay_buffer import Group, ReplayBuffer, check_replay, read_buffer
 from lmgym.batch import Batch, PolicyOutputs, numbered_turns
 from lmgym.core.constraints import Coefficient, NonNegativeInt, PositiveFloat, PositiveInt, Share
 from lmgym.core.errors import LmgymError
@@ -187,12 +187,7 @@ class ReinforceStable(Regularised):
 
     def _check_replay(self) -> None:
         """Raise LmgymError where a field does not go with replay."""
-        if self.replayed > self.capacity:
-            raise LmgymError(
-                f"algorithm.replayed is {self.replayed}, and the buffer holds capacity ({self.capacity}) turns; raise "
-                "capacity, or lower replayed"
-            )
-        check_files(self.load_buffer, self.save_buffer)
+        check_replay(self.replayed, self.capacity, "turns", self.load_buffer, self.save_buffer)
         if self.baseline == "group" or self.kl_in == "reward":
             key, needs = (
                 ("baseline", "the other answers of its group")

@@ -7,7 +7,7 @@ from typing import Any
 from lmgym.algorithms.base import UpdateContext
 from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.grpo.correction import Correction, SamplerRatio
-from lmgym.algorithms.replay_buffer import Group, ReplayBuffer, check_files, read_buffer
+from lmgym.algorithms.replay_buffer import Group, ReplayBuffer, check_replay, read_buffer
 from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
@@ -41,12 +41,7 @@ class Replay(GRPO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.replayed > self.capacity:
-            raise LmgymError(
-                f"algorithm.replayed is {self.replayed}, and the buffer holds capacity ({self.capacity}) groups; raise "
-                "capacity, or lower replayed"
-            )
-        check_files(self.load_buffer, self.save_buffer)
+        check_replay(self.replayed, self.capacity, "groups", self.load_buffer, self.save_buffer)
         if not self.correction.ratio_to_sampler or self.correction.mismatch_bound is not None:
             raise LmgymError(
                 "algorithm.correction: replay's ratio is to the sampler already; leave it out, or set its "

@@ -100,8 +100,14 @@ def read_buffer(path: str | Path, vocabulary: int | None = None) -> list[Group]:
     return groups
 
 
-def check_files(load: str | None, save: str | None) -> None:
-    """Raise LmgymError if a buffer would replace the file that the run began with: begun anew, it would be another."""
+def check_replay(replayed: int, capacity: int, of: str, load: str | None, save: str | None) -> None:
+    """Raise LmgymError if more is replayed than is kept (`of`: groups or turns), or if a buffer would replace the file
+    that the run began with: begun anew, it would be another."""
+    if replayed > capacity:
+        raise LmgymError(
+            f"algorithm.replayed is {replayed}, and the buffer holds capacity ({capacity}) {of}; raise capacity, or "
+            "lower replayed"
+        )
     if load and save and Path(load).expanduser().resolve() == Path(save).expanduser().resolve():
         raise LmgymError(f"algorithm.save_buffer is {save}, which load_buffer reads; save to another file")
 

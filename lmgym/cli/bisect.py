@@ -1,7 +1,6 @@
 """`lmgym bisect`: when a metric of a run changed and what changed with it, or where two runs part."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 
@@ -22,16 +21,15 @@ def run(given: argparse.Namespace) -> None:
     from lmgym.experiments.bisect.parting import find_parting
     from lmgym.experiments.bisect.report import change_sentences, parting_sentences
     from lmgym.logs.console import Console
-    from lmgym.logs.doctor.examine import check_is_run
     from lmgym.logs.formatting import json_text
+    from lmgym.logs.run_folders import run_folder
 
-    folder = Path(given.run_folder)
-    check_is_run(folder)
+    folder = run_folder(given.run_folder)
     if given.other:
-        check_is_run(Path(given.other))
-        parting = find_parting(folder, Path(given.other))
+        other = run_folder(given.other)
+        parting = find_parting(folder, other)
         tree: Any = asdict(parting)
-        sentences = [*parting_sentences(folder, Path(given.other), parting)]
+        sentences = [*parting_sentences(folder, other, parting)]
     else:
         change = find_change(folder, given.metric, given.stage)
         tree = None if change is None else asdict(change) | {"findings": [one.as_json() for one in change.findings]}

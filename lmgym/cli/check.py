@@ -10,9 +10,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A recipe or a run folder, overrides, an option to load no model, and how many processes will train."""
     add_recipe(parser)
     parser.add_argument("--memory", action="store_true", help="only estimate the memory, without loading the model")
-    parser.add_argument(
-        "--ranks", type=int, default=1, metavar="N", help="the run will be trained by N processes (default: 1)"
-    )
+    ranks = "the run will be trained by N processes (default: 1)"
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help=ranks)
 
 
 def run(given: argparse.Namespace) -> int:

@@ -9,11 +9,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The system, its file, and how many devices the file is for."""
     systems = ["trl", "open-r1", "verl", "openrlhf", "nemo-rl", "rl4lms"]
     parser.add_argument("system", choices=systems, help="the system of the configuration (unsloth's are trl)")
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        help="YAML, a shell script with the command, a Python script with the Config, a notebook",
-    )
+    kinds = "YAML, a shell script with the command, a Python script with the Config, a notebook"
+    parser.add_argument("file", metavar="FILE", help=kinds)
     parser.add_argument("--devices", type=int, metavar="N", help="devices that it runs on, if FILE does not say")
 
 

@@ -19,12 +19,12 @@ def run(given: argparse.Namespace) -> None:
     """Print the findings, and draw the worst of them."""
     from lmgym.config.yaml import read_yaml
     from lmgym.core.visible import visible
-    from lmgym.logs.doctor.examine import check_is_run, examine
+    from lmgym.logs.doctor.examine import examine
     from lmgym.logs.doctor.report import report
     from lmgym.logs.formatting import json_text
+    from lmgym.logs.run_folders import run_folder
 
-    folder = Path(given.run_folder)
-    check_is_run(folder)
+    folder = run_folder(given.run_folder)
     if given.out and Path(given.out).suffix.lower() != ".png":
         raise LmgymError(f"--out is {given.out}; its name must end in .png")
     diagnosis = examine(folder, read_yaml(folder / "recipe.yaml"))

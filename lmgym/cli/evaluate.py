@@ -10,9 +10,8 @@ from lmgym.core.errors import LmgymError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A model, how many answers, and the format."""
     add_model(parser)
-    parser.add_argument(
-        "--samples", type=int, metavar="N", help="answers to each prompt; with several, pass@k for k = 1, 2, 4 ... N"
-    )
+    answers = "answers to each prompt; with several, pass@k for k = 1, 2, 4 ... N"
+    parser.add_argument("--samples", type=int, metavar="N", help=answers)
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
 
 

@@ -18,28 +18,17 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A model, prompts, how many answers, and the format."""
     add_model(parser)
-    parser.add_argument(
-        "--prompt", action="append", default=[], help="the text of a problem; may be given several times"
-    )
-    parser.add_argument(
-        "--file",
-        type=Path,
-        help="prompts, one a line; of a .jsonl file, each line's `prompt` (a text or chat messages) and `images`",
-    )
-    parser.add_argument(
-        "--picture",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="a picture before each prompt; may be given several times",
-    )
+    problem = "the text of a problem; may be given several times"
+    parser.add_argument("--prompt", action="append", default=[], help=problem)
+    prompts = "prompts, one a line; of a .jsonl file, each line's `prompt` (a text or chat messages) and `images`"
+    parser.add_argument("--file", type=Path, help=prompts)
+    picture = "a picture before each prompt; may be given several times"
+    parser.add_argument("--picture", action="append", default=[], type=Path, metavar="FILE", help=picture)
     parser.add_argument("--task", metavar="LABEL", help="which task of a mixture the prompts belong to")
     parser.add_argument("--samples", type=int, metavar="N", help="answers to each prompt, drawn at random if several")
     parser.add_argument("--verbose", action="store_true", help="show the full prompt, as the model reads it")
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object a line: prompt, full_prompt, answers, stops"
-    )
+    parsed = "one JSON object a line: prompt, full_prompt, answers, stops"
+    parser.add_argument("--json", action="store_true", help=parsed)
 
 
 def run(given: argparse.Namespace) -> None:

@@ -94,12 +94,6 @@ def _hanging(beginning: str, text: str, columns: int | None) -> str:
     """The text behind its beginning; lines after the first are indented as far."""
     if columns is None:
         return beginning + text
-    indent = " " * len(beginning)
-    return textwrap.fill(
-        text,
-        columns,
-        initial_indent=beginning,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    wrapper = textwrap.TextWrapper(columns, beginning, " " * len(beginning))
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.fill(text)

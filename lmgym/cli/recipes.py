@@ -42,8 +42,7 @@ def quick_imports() -> Iterator[None]:
 
 def add_recipe(parser: argparse.ArgumentParser, what: str = "recipe or run") -> None:
     """The arguments `what` (a recipe or a run folder) and `key=value`."""
-    metavar = "RECIPE_OR_RUN"
-    parser.add_argument("what", metavar=metavar, help=what)
+    parser.add_argument("what", metavar="RECIPE_OR_RUN", help=what)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of the recipe")
 
 
@@ -66,11 +65,8 @@ def read_recipe(given: argparse.Namespace) -> tuple["Config", Path | None]:
 def add_model(parser: argparse.ArgumentParser) -> None:
     """The arguments of a command that asks a model: those of `add_recipe`, and `--model`."""
     add_recipe(parser, "recipe, run or checkpoint of a run")
-    parser.add_argument(
-        "--model",
-        metavar="FOLDER_OR_ID",
-        help="ask this model as the recipe says: a model folder (LoRA adapters too), a run, or a Hub id",
-    )
+    other = "ask this model as the recipe says: a model folder (LoRA adapters too), a run, or a Hub id"
+    parser.add_argument("--model", metavar="FOLDER_OR_ID", help=other)
 
 
 @doing("reading the recipe")

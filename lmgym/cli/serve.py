@@ -14,13 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A model, a port, and fields of requests without effect."""
     add_model(parser)
     parser.add_argument("--port", type=int, default=PORT, help=f"of 127.0.0.1, or 0 for any; default: {PORT}")
-    parser.add_argument(
-        "--ignored",
-        metavar="FIELD",
-        nargs="+",
-        default=[],
-        help="fields of requests that shall have no effect, such as temperature; without it they are refused",
-    )
+    ignored = "fields of requests that shall have no effect, such as temperature; without it they are refused"
+    parser.add_argument("--ignored", metavar="FIELD", nargs="+", default=[], help=ignored)
 
 
 def run(given: argparse.Namespace) -> None:

@@ -18,20 +18,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A recipe or a run folder, overrides, and how many processes."""
     add_recipe(parser)
-    parser.add_argument(
-        "--ranks", type=int, default=1, metavar="N", help="train with N processes of this machine (default: 1)"
-    )
-    parser.add_argument(
-        "--restarts",
-        type=int,
-        default=0,
-        metavar="K",
-        help="if a process dies, start again from the newest checkpoint, K times at most (default: 0)",
-    )
+    ranks = "train with N processes of this machine (default: 1)"
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help=ranks)
+    restarts = "if a process dies, start again from the newest checkpoint, K times at most (default: 0)"
+    parser.add_argument("--restarts", type=int, default=0, metavar="K", help=restarts)
     parser.add_argument("--on", choices=["ray"], help="sample in processes that Ray places (engine.name: pool)")
-    parser.add_argument(
-        "--address", metavar="HOST:PORT", help="of a Ray cluster, for --on ray (default: Ray is started here)"
-    )
+    cluster = "of a Ray cluster, for --on ray (default: Ray is started here)"
+    parser.add_argument("--address", metavar="HOST:PORT", help=cluster)
 
 
 def run(given: argparse.Namespace) -> int:

@@ -17,9 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="open the page in the browser too")
     parser.add_argument("--text", action="store_true", help="show it in this terminal instead, for a machine over ssh")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page as one file instead, to be sent")
-    parser.add_argument(
-        "--limit", type=float, default=20.0, metavar="MB", help="the largest size of that file; default: 20 MB"
-    )
+    limit = "the largest size of that file; default: 20 MB"
+    parser.add_argument("--limit", type=float, default=20.0, metavar="MB", help=limit)
 
 
 def run(given: argparse.Namespace) -> None:

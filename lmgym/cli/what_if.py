@@ -1,7 +1,6 @@
 """`lmgym what-if`: one step of a run again, under a changed recipe."""
 
 import argparse
-from pathlib import Path
 
 from lmgym.cli.recipes import quick_imports
 from lmgym.core.errors import LmgymError
@@ -22,10 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Take the step again, as it was and as it is asked about, and print what differs."""
-    from lmgym.logs.doctor.examine import check_is_run
+    from lmgym.logs.run_folders import run_folder
 
-    folder = Path(given.run_folder)
-    check_is_run(folder)
+    folder = run_folder(given.run_folder)
     if words := [word for word in given.overrides if "=" not in word]:
         raise LmgymError(f"what-if takes one run, and there is {words[0]} too; write changes as key=value")
     with quick_imports():

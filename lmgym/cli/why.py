@@ -1,7 +1,6 @@
 """`lmgym why`: what moved an answer during training."""
 
 import argparse
-from pathlib import Path
 
 from lmgym.cli.recipes import quick_imports
 
@@ -23,10 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Print the answer over the checkpoints, and the groups of a step that moved it."""
-    from lmgym.logs.doctor.examine import check_is_run
+    from lmgym.logs.run_folders import run_folder
 
-    folder = Path(given.run_folder)
-    check_is_run(folder)
+    folder = run_folder(given.run_folder)
     with quick_imports():
         from lmgym.experiments.what_if.question import ask
         from lmgym.experiments.why.report import as_json, print_why

@@ -15,6 +15,7 @@ from annotated_types import Ge
 from lmgym.algorithms.base import Algorithm
 from lmgym.config.packaged import find_recipe
 from lmgym.config.schema import DEFAULT, STAGE_KEYS, Config, Stage
+from lmgym.config.together import check_together
 from lmgym.config.yaml import NAMED, apply_override, check_heard, merge, read_yaml, write_yaml
 from lmgym.core import registry
 from lmgym.core.constraints import FormerKey, Rule
@@ -78,7 +79,7 @@ def build_config(tree: Mapping[str, Any]) -> Config:
     if "evaluation" in whole and whole["evaluation"] is None:
         whole["evaluation"] = {"examples": 0}
     config = build(Config, {**whole, "stages": _stages(tree)}, "")
-    config.check()
+    check_together(config)
     if "split" in (config.evaluation.task or {}):
         raise LmgymError("unknown key 'evaluation.task.split'; the split is evaluation.split")
     return config
@@ -213,18 +214,15 @@ def _value(hint: Any, value: Any, key: str) -> Any:
 
 def _named(kind: str, value: Any, key: str) -> Any:
     """`name` or {name: ..., arguments}: an algorithm becomes its dataclass, a task or env stays a checked mapping."""
-    tree = {"name": value} if isinstance(value, str) else value
-    tree = {"name": DEFAULT[kind], **tree} if kind in DEFAULT and isinstance(tree, Mapping) else tree
-    if not isinstance(tree, Mapping) or not isinstance(tree.get("name"), str):
-        raise LmgymError(f"'{key}' must be the name of one ({', '.join(registry.names(kind))}), or a section with it")
-    thing = registry.get(kind, tree["name"])
-    arguments = {k: v for k, v in tree.items() if k != "name"}
+    given = {"name": DEFAULT[kind], **value} if kind in DEFAULT and isinstance(value, Mapping) else value
+    tree, name, arguments = _with_name(given, kind, key)
+    thing = registry.get(kind, name)
     if kind == "algorithm":
         if not (isinstance(thing, type) and issubclass(thing, Algorithm)):
-            raise LmgymError(f"'{key}': {tree['name']} is no algorithm; name a class that extends lmgym.Algorithm")
+            raise LmgymError(f"'{key}': {name} is no algorithm; name a class that extends lmgym.Algorithm")
         own = with_present_keys(thing, arguments, key + ".")
-        own = thing.in_present_keys(tree["name"], own, key + ".")
-        return build(thing, _with_preset(thing, tree["name"], own, key), key + ".")
+        own = thing.in_present_keys(name, own, key + ".")
+        return build(thing, _with_preset(thing, name, own, key), key + ".")
     # What `load_task`, `make_envs` and the run itself take.
     also: tuple[str, ...] = {"task": (*OPTIONS, "split"), "env": tuple(ENV_OPTIONS)}.get(kind, ())
     own = {k: v for k, v in arguments.items() if k not in also}
@@ -236,7 +234,7 @@ def _named(kind: str, value: Any, key: str) -> Any:
         for option in ("workers", "window", "thoughts") if limits_itself(thing) else ():
             if arguments.get(option) not in (None, 0, "keep"):
                 raise LmgymError(
-                    f"'{key}.{option}' does not go with {tree['name']}, whose episodes are processes of their own and "
+                    f"'{key}.{option}' does not go with {name}, whose episodes are processes of their own and "
                     "decide on their past themselves; leave it out"
                 )
         if "seconds" in arguments and not workers_of(tree)[0] and not waits_side_by_side(thing):
@@ -245,21 +243,26 @@ def _named(kind: str, value: Any, key: str) -> Any:
                 f"write '{key}.workers' as well, such as 2"
             )
         thing(**own)  # an environment is built for each episode; what it refuses shows now
-    return dict(tree)
+    return tree
+
+
+def _with_name(value: Any, kind: str, key: str) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """`name` or {name: ..., arguments} as the latter, its name, and its arguments."""
+    tree = {"name": value} if isinstance(value, str) else value
+    if not isinstance(tree, Mapping) or not isinstance(tree.get("name"), str):
+        raise LmgymError(f"'{key}' must be the name of one ({', '.join(registry.names(kind))}), or a section with it")
+    return dict(tree), tree["name"], {name: item for name, item in tree.items() if name != "name"}
 
 
 def _part(base: type[Part], value: Any, key: str) -> Part:
     """`name` or {name: ..., fields}: the part of that name."""
     if isinstance(value, Part):
         return value
-    tree = {"name": value} if isinstance(value, str) else value
-    if not isinstance(tree, Mapping) or not isinstance(tree.get("name"), str):
-        names = ", ".join(registry.names(base.kind))
-        raise LmgymError(f"'{key}' must be the name of one ({names}), or a section with it")
-    thing = registry.get(base.kind, tree["name"])
+    _, name, fields = _with_name(value, base.kind, key)
+    thing = registry.get(base.kind, name)
     if not (isinstance(thing, type) and issubclass(thing, base)):
-        raise LmgymError(f"'{key}': {tree['name']} is no {base.kind}; name a class that extends {base.__name__}")
-    part: Part = build(thing, {name: item for name, item in tree.items() if name != "name"}, key + ".")
+        raise LmgymError(f"'{key}': {name} is no {base.kind}; name a class that extends {base.__name__}")
+    part: Part = build(thing, fields, key + ".")
     return part
 
 

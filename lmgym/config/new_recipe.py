@@ -191,9 +191,7 @@ def _take_minutes(draft: Draft, answer: str) -> None:
 QUESTIONS = {
     "model": Question(lambda draft: "1/5 Which model? A Hub id or a folder", lambda draft: MODEL, _take_model),
     "data": Question(
-        lambda draft: "2/5 Which file has the data (jsonl, json, csv, tsv, parquet)?",
-        lambda draft: None,
-        _take_data,
+        lambda draft: "2/5 Which file has the data (jsonl, json, csv, tsv, parquet)?", lambda draft: None, _take_data
     ),
     "columns": Question(_shown_columns, _guessed_columns, _take_columns),
     "reward": Question(

@@ -2,9 +2,8 @@
 
 One definition of each knob: the dataclass that uses it is its section. Those that lower layers use stand there (an
 algorithm's own fields, `Sampling`, `OptimizerSection`, `PolicySection`, `EvaluationSection`), the rest is here.
-config/build.py builds them from a recipe, core/validation.py checks them."""
+config/build.py builds them from a recipe, core/validation.py checks each, and config/together.py what goes together."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
@@ -16,7 +15,6 @@ from lmgym.core import registry
 from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rule, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import FREE, RECORDED, Section
-from lmgym.functional.distribution_sums import SUMS
 from lmgym.inference.base import Sampling
 from lmgym.inference.kinds import EngineSection
 from lmgym.models.load import PolicySection
@@ -99,81 +97,6 @@ class Stage(Section):
     def is_played(self) -> bool:
         """True if an environment makes the episodes."""
         return is_played(self.env)
-
-    def check(self, where: str = "") -> None:
-        """Raise LmgymError for what is missing, and for sections that do not go together; `where` begins the
-        sentence."""
-        if not self.task:
-            raise LmgymError(f"{where}the recipe names no task; write, for example, 'task: arithmetic'")
-        source, name = self.source, registry.name_of("algorithm", type(self.algorithm))
-        if self.algorithm.requirements.hint is not None and self.is_played:
-            raise LmgymError(
-                f"{where}algorithm.hint is for tasks of one prompt and one answer, and the stage has environment "
-                f"'{self.env.get('name')}'; remove one of them"
-            )
-        if source.of_examples and self.is_played:
-            raise LmgymError(
-                f"{where}{name} learns from the {source.many} of a task, and environment '{self.env.get('name')}' has "
-                "none; remove env"
-            )
-        if source.of_examples and self.algorithm.group_size > 1:
-            raise LmgymError(
-                f"{where}algorithm.group_size is for sampled answers; here the task gives them, so remove it"
-            )
-        if self.priority_scale and not self.shuffle:
-            raise LmgymError(f"{where}shuffle is false, and priority_scale draws prompts by chance; remove one of them")
-        if not source.samples:
-            if self.curriculum is not None:
-                raise LmgymError(f"{where}curriculum: nothing is sampled here that could be right or wrong; remove it")
-            return
-        if self.curriculum is not None and self.algorithm.group_size < 2:
-            raise LmgymError(
-                f"{where}curriculum: a solve rate needs several answers to a prompt, and algorithm.group_size is "
-                f"{self.algorithm.group_size}; raise it to 4 or more"
-            )
-        if self.algorithm.requirements.given_share and (
-            self.sampling.truncates or self.env.get("name") != DEFAULT["env"]
-        ):
-            raise LmgymError(
-                f"{where}algorithm.student_share takes references beside sampled answers, so neither an environment "
-                "nor sampling.top_k, top_p and min_p go with it; leave them out, or write student_share: 1.0"
-            )
-        if self.algorithm.requirements.served_teacher is not None:
-            self._check_served_teacher(where)
-        if self.algorithm.restriction is not None:
-            self.sampling.check_untruncated(where + name)
-        for wanted in self.algorithm.requirements.distribution_sums:
-            if SUMS[wanted].whole and self.sampling.truncates:
-                raise LmgymError(
-                    f"{where}{name} reads the policy's whole distributions ({wanted}), and sampling.top_k, top_p and "
-                    "min_p cut tokens off; leave them out"
-                )
-        if self.sampling.temperature == 0:
-            raise LmgymError(
-                f"{where}sampling.temperature is 0; training needs answers that differ, so write 1.0 or so"
-            )
-        if self.algorithm.requirements.reward is True and not self.rewards and not self.is_played:
-            raise LmgymError(f"{where}the recipe names no reward; write, for example, 'rewards: {{final_answer: 1.0}}'")
-        if "overlong" in self.rewards and getattr(self.algorithm, "overlong", False):
-            raise LmgymError(
-                f"{where}rewards.overlong and algorithm.overlong punish the same answers twice; remove the reward, or "
-                "set algorithm.overlong to 0"
-            )
-
-    def _check_served_teacher(self, where: str) -> None:
-        """Raise LmgymError where answers come from another distribution than the model's own: a server says what its
-        model finds likely at temperature 1, with all tokens."""
-        if self.sampling.temperature not in (0.0, 1.0):  # 0 is refused elsewhere
-            raise LmgymError(
-                f"{where}sampling.temperature is {self.sampling.temperature}, and a teacher behind an address says its "
-                "log-probabilities at 1; write 1.0, or name a model for this process"
-            )
-        if self.sampling.truncates or self.sampling.min_new_tokens:
-            raise LmgymError(
-                f"{where}sampling.top_k, top_p, min_p and min_new_tokens exclude tokens, and a teacher behind an "
-                "address does not say how likely it finds the others among themselves; leave them out, or name a model "
-                "for this process"
-            )
 
 
 STAGE_KEYS = {f.name for f in fields(Stage)} - {"name"}
@@ -272,111 +195,3 @@ class Config(Section):
     """The run ends if a reward raises, or is too slow, for more than this share of a step's answers; up to it, these
     answers are not judged. 0: the first one ends it."""
     stages: list[Stage] = field(default_factory=lambda: [Stage()])
-
-    def check(self) -> None:
-        """Raise LmgymError for sections that do not go together."""
-        for name, count in Counter(stage.name for stage in self.stages).items():
-            if count > 1:
-                raise LmgymError(f"two stages are called '{name}'; give each its own 'name'")
-        if self.distributed.sharding != "none" and self.policy.quantise is not None:
-            raise LmgymError("distributed.sharding: packed weights cannot be cut; remove it, or policy.quantise")
-        if self.distributed.sharding != "none" and self.policy.products == "onednn":
-            raise LmgymError("distributed.sharding: oneDNN multiplies whole weights; remove it, or policy.products")
-        if self.policy.parity == "exact":
-            self._check_exact()
-        if not self.engine.kind.parts and self.distributed.sharding != "none":
-            raise LmgymError(
-                f"distributed.sharding: with engine {self.engine.name} each rank holds the whole model; remove it"
-            )
-        if not self.engine.kind.shares_weights and self.policy.quantise is not None:
-            raise LmgymError("engine.name: packed weights stay in the training process; write sampler")
-        for stage in self.stages:
-            stage.check(f"stage '{stage.name}': " if len(self.stages) > 1 else "")
-            driver = registry.get("driver", stage.algorithm.driver)  # raises where there is none of this name
-            if self.distributed.sharding != "none" and getattr(driver, "whole_weights", False):
-                raise LmgymError(
-                    f"distributed.sharding: stage '{stage.name}' multiplies with the Fisher matrix, which needs all "
-                    "weights on each rank; remove it, or take a first-order algorithm such as ppo"
-                )
-            self._check_engine(stage)
-        for name in self.logs.sinks:
-            registry.get("sink", name)
-        if isinstance(self.logs.predictions, str):
-            registry.load_attribute(self.logs.predictions, "logs.predictions")
-        for stage in self.stages:
-            if stage.early_stop is not None and not self.evaluation.examples:
-                raise LmgymError("early_stop judges by evaluations, and evaluation is null; remove one of them")
-            if self.reward_watch.every and stage.is_played and stage.rewards:
-                raise LmgymError(
-                    f"reward_watch adds tricks to answers of one turn, and stage '{stage.name}' has environment "
-                    f"'{stage.env.get('name')}'; remove reward_watch"
-                )
-            self.evaluation.decoding(stage.sampling)  # raises where the two do not go together
-            if not stage.algorithm.requirements.makes_policy:
-                self._check_reward_model(stage)
-            if stage.algorithm.requirements.values and self.policy.critic == "none":
-                name = registry.name_of("algorithm", type(stage.algorithm))
-                raise LmgymError(f"{name} needs a value function, and policy.critic is none; write head or separate")
-
-    def _check_exact(self) -> None:
-        """Raise LmgymError for sections that do not go with exact parity."""
-        if self.distributed.sharding != "none":
-            raise LmgymError(
-                "policy.parity: exact needs whole weights on each rank; remove it, or distributed.sharding"
-            )
-        if not self.engine.kind.shares_weights:
-            raise LmgymError(
-                f"policy.parity: exact is for answers that the training process samples, and {self.engine.name}"
-                " samples elsewhere; write engine.name: sampler, or remove it"
-            )
-        if self.engine.captured:
-            raise LmgymError("policy.parity: exact is for a CPU, and engine.captured for a GPU; remove one of them")
-        for stage in self.stages:
-            name, required = registry.name_of("algorithm", type(stage.algorithm)), stage.algorithm.requirements
-            if stage.algorithm.restriction is not None or required.divergence is not None:
-                what = "samples within a restriction" if required.divergence is None else "compares whole distributions"
-                raise LmgymError(
-                    f"policy.parity: exact does not serve stage '{stage.name}', whose {name} {what}; remove it"
-                )
-
-    def _check_engine(self, stage: Stage) -> None:
-        """Raise LmgymError for a stage that needs what the engine does not support."""
-        engine = self.engine.kind
-        if not engine.shares_weights and stage.algorithm.restriction is not None:
-            raise LmgymError(
-                f"engine.name: stage '{stage.name}' samples within a restriction by a frozen policy, which only "
-                "the training process holds; write sampler"
-            )
-        if not engine.any_kept_set and stage.sampling.more_than_top_k:
-            raise LmgymError(
-                f"engine.name: {self.engine.name} knows the sets of sampling.top_k, not those of top_p and min_p, "
-                f"which stage '{stage.name}' asks for; write top_k instead, or engine.name: sampler"
-            )
-        if self.engine.ahead and stage.source.samples and not stage.algorithm.weighs_old:
-            name = registry.name_of("algorithm", type(stage.algorithm))
-            raise LmgymError(
-                f"engine.ahead: the answers of stage '{stage.name}' come from older weights, which {name} does not "
-                "correct for as it is; take grpo or a preset of it, with algorithm.correction: truncated"
-            )
-        if self.engine.chunk and stage.is_played:
-            raise LmgymError(
-                f"engine.chunk: stage '{stage.name}' has environment '{stage.env.get('name')}', and only an answer to "
-                "a task's prompt goes on with newer weights; remove chunk, or env"
-            )
-        if self.engine.ahead and stage.curriculum is not None:
-            raise LmgymError(
-                f"engine.ahead: the curriculum of stage '{stage.name}' chooses a step's prompts by the answers of "
-                "the one before, and ahead samples them earlier; remove one of them"
-            )
-
-    def _check_reward_model(self, stage: Stage) -> None:
-        """Raise LmgymError for what a reward model could not be used with later: it scores whole texts."""
-        if stage is not self.stages[-1]:
-            raise LmgymError(f"stage '{stage.name}' makes a reward model of the policy, so it must be the last stage")
-        section, usual = self.policy, PolicySection()
-        for key in ("quantise", "max_prompt_tokens", "max_reference_tokens", "answer_start"):
-            if getattr(section, key) != getattr(usual, key):
-                raise LmgymError(
-                    f"policy.{key}: stage '{stage.name}' makes a reward model, which reads whole prompts and answers "
-                    "in full precision; remove it"
-                )

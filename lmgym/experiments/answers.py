@@ -14,10 +14,10 @@ from lmgym.experiments.named_models import NamedModel
 from lmgym.pictures.store import MOST_BYTES, current_store
 from lmgym.rollouts.rollout import collect, groups_of
 from lmgym.tasks.base import Prompt, examples_from_prompts
-from lmgym.tasks.data import Reader
 from lmgym.tasks.mixture import member_section
 from lmgym.tasks.rows.formats import SUFFIXES, rows_of
 from lmgym.tasks.rows.pictures import RowPictures
+from lmgym.tasks.rows.reader import Reader
 from lmgym.tasks.rows.unpacked import kind_of
 from lmgym.text.pictures import decoded
 from lmgym.training.planning.preflight import check_cut, cut_prompts
@@ -141,10 +141,5 @@ def _answered(prompt: Prompt, episodes: Sequence[Episode], tokenizer: Any) -> An
     ids = turn.source_ids or turn.prompt_ids
     full = decoded(tokenizer, ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     several = any(len(episode.turns) > 1 for episode in episodes)
-    return Answered(
-        prompt,
-        full,
-        answers=[episode.text for episode in episodes],
-        stops=[episode.turns[-1].stop for episode in episodes],
-        conversations=[list(episode.messages) for episode in episodes] if several else [],
-    )
+    answers, stops = [episode.text for episode in episodes], [episode.turns[-1].stop for episode in episodes]
+    return Answered(prompt, full, answers, stops, [list(one.messages) for one in episodes] if several else [])

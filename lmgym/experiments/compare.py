@@ -1,7 +1,7 @@
 """`lmgym compare A B`: two models answer the same examples with the same decoding; is the difference significant?"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, zip_longest
 from typing import Any
@@ -105,28 +105,19 @@ def compare_models(
         console.say(f"{letter}: {side.name}{weights}")
         result, compute = _answers(side, compute, config, examples, rewards, console)
         results.append(result)
-    # Each metric per prompt, then paired; a metric of the whole corpus is paired as a sum, if it is one.
+    # Each metric per prompt, then paired.
     groups = [groups_of(result.episodes) for result in results]
-    first_values, second_values = (measured(answered, rewards) for answered in groups)
-    names = [name for name in first_values if name in second_values and not (name == "reward" and notes)]
-    metrics = {}
-    for name in names:
-        pairs = [pair for pair in zip(first_values[name], second_values[name], strict=True) if all(pair)]
-        if not pairs:  # one side has no answer that was judged
-            continue
-        first_known, second_known = zip(*pairs, strict=True)
-        metrics[name] = compare_paired(first_known, second_known, shares=is_share(name))
-        whole = f"{name}/corpus"
-        if all(whole in result.corpora for result in results):
-            metrics[whole] = _of_all(*(result.corpora[whole] for result in results))
+    values = [measured(answered, rewards) for answered in groups]
+    names = [name for name in values[0] if name in values[1] and not (name == "reward" and notes)]
+    metrics = _paired_metrics(names, values, results)
     names = [name for name in names if name in metrics]
     if metric is not None and metric not in metrics:
         raise LmgymError(f"--metric is '{metric}', by which no prompt was judged for both")
     rows = [_example_record(example) for example in examples]
-    for side_name, answered, values in (("first", groups[0], first_values), ("second", groups[1], second_values)):
+    for side_name, answered, own in zip(("first", "second"), groups, values, strict=True):
         for index, row in enumerate(rows):
             texts = [episode.text for episode in answered[index]]
-            row[side_name] = {"texts": texts, "values": {name: values[name][index] for name in names}}
+            row[side_name] = {"texts": texts, "values": {name: own[name][index] for name in names}}
     differing = (name for name in names if name not in ALWAYS and metrics[name].equal != metrics[name].difference.count)
     metric = metric or next(differing, names[0])
     section = config.evaluation
@@ -177,6 +168,24 @@ def _answers(
     check_lengths(examples, side.config, config.stages[-1], policy)
     result = evaluate_actor(config, actor_of(side.config, policy), examples, rewards)
     return result, str(policy.compute).removeprefix("torch.")
+
+
+def _paired_metrics(
+    names: Sequence[str], values: Sequence[Mapping[str, Sequence[Sequence[float]]]], results: Sequence[Evaluation]
+) -> dict[str, Paired]:
+    """The metrics of both sides, paired by the prompts that were judged for both; one of the whole corpus, if it is a
+    sum, behind that of single answers."""
+    metrics = dict[str, Paired]()
+    for name in names:
+        pairs = [pair for pair in zip(*(own[name] for own in values), strict=True) if all(pair)]
+        if not pairs:  # one side has no answer that was judged
+            continue
+        first, second = zip(*pairs, strict=True)
+        metrics[name] = compare_paired(first, second, shares=is_share(name))
+        whole = f"{name}/corpus"
+        if all(whole in result.corpora for result in results):
+            metrics[whole] = _of_all(*(result.corpora[whole] for result in results))
+    return metrics
 
 
 def _of_all(first: Corpus, second: Corpus) -> Paired:

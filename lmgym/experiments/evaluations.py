@@ -66,11 +66,7 @@ class EvaluationRecord:
 
 
 def evaluate_model(
-    named: NamedModel,
-    console: Console,
-    samples: int | None = None,
-    recipe: str = "",
-    overrides: Sequence[str] = (),
+    named: NamedModel, console: Console, samples: int | None = None, recipe: str = "", overrides: Sequence[str] = ()
 ) -> EvaluationRecord:
     """Evaluate a model as its recipe's `evaluation:` section says; `samples` is the number of answers to each prompt.
 
@@ -101,24 +97,13 @@ def evaluate_model(
     for note in notes:
         console.say(note)
     result = evaluate_actor(config, actor_of(config, policy), examples, rewards)
+    weights = None if named.weights is None else str(named.weights)
+    asked = (section.task or stage.task)["name"], section.split, len(examples), section.samples, asdict(decoding)
+    compute, date = str(policy.compute).removeprefix("torch."), datetime.now(UTC).isoformat(timespec="seconds")
     return EvaluationRecord(
-        named.name,
-        recipe or named.name,
-        None if named.weights is None else str(named.weights),
-        config.policy.model,
-        (section.task or stage.task)["name"],
-        section.split,
-        len(examples),
-        section.samples,
-        asdict(decoding),
-        list(overrides),
-        config.seed,
-        str(policy.compute).removeprefix("torch."),
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        __version__,
-        result.results,
-        notes,
-    )
+        named.name, recipe or named.name, weights, config.policy.model, *asked, list(overrides), config.seed, compute,
+        date, __version__, result.results, notes,
+    )  # fmt: skip
 
 
 def with_samples(

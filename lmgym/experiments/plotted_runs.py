@@ -9,6 +9,7 @@ from typing import Any
 from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
 from lmgym.logs.records import METRICS
+from lmgym.logs.run_folders import is_run, runs_in
 
 
 def plotted_runs(names: Sequence[str]) -> dict[str, list[Path]]:
@@ -23,7 +24,7 @@ def plotted_runs(names: Sequence[str]) -> dict[str, list[Path]]:
     lines: dict[str, list[Path]] = {}
     for name in names:
         folder = Path(name)
-        found = {folder.name: [folder]} if (folder / METRICS).is_file() else _settings(folder)
+        found = {folder.name: [folder]} if is_run(folder) else _settings(folder)
         several = len(found) > 1 and len(names) > 1
         for setting, runs in found.items():
             label = f"{folder.name}: {setting}" if several else setting
@@ -74,7 +75,7 @@ def _beginning(names: Sequence[str]) -> str:
 
 def _settings(folder: Path) -> dict[str, list[Path]]:
     """The runs in a folder of several, by setting."""
-    members = sorted(path.parent for path in folder.glob(f"*/{METRICS}"))
+    members = runs_in(folder)
     if not members:
         what = f"has no {METRICS} and no runs in it" if folder.is_dir() else "is not there"
         raise LmgymError(f"{folder} {what}; name the folder of a run, or of the runs of a recipe with `runs:`")

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
-from lmgym.logs.records import METRICS
+from lmgym.logs.run_folders import runs_in
 
 APART = ("seed", "out")  # what the runs of a group may differ in
 
@@ -22,9 +22,9 @@ def seed_group(name: str) -> dict[int, Path] | None:
 
     Example: seed_group("runs/sweep/group_size-4,seed-*") -> {0: Path("runs/sweep/group_size-4,seed-0"), ...}"""
     folder, is_glob = Path(name), glob.has_magic(name) and not Path(name).exists()
-    if not is_glob and ((folder / METRICS).is_file() or not any(folder.glob(f"*/{METRICS}"))):
+    if not is_glob and runs_in(folder) in ([], [folder]):
         return None
-    runs = [run for match in (sorted(glob.glob(name)) if is_glob else [name]) for run in _runs_in(Path(match))]
+    runs = [run for match in (sorted(glob.glob(name)) if is_glob else [name]) for run in runs_in(Path(match))]
     if not runs:
         raise LmgymError(f"{name} matches no run; name folders of runs, such as 'runs/quickstart-*'")
     recipes = [read_yaml(run / "recipe.yaml") for run in runs]
@@ -54,11 +54,6 @@ def common_seeds(first: dict[int, Path], second: dict[int, Path]) -> tuple[list[
         for seed in sorted(group.keys() - other.keys())
     ]
     return common, notes
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """The folder if it is a run, else the runs in it."""
-    return [folder] if (folder / METRICS).is_file() else sorted(path.parent for path in folder.glob(f"*/{METRICS}"))
 
 
 def _check_one_setting(name: str, runs: Sequence[Path], recipes: Sequence[dict[str, Any]]) -> None:

@@ -95,11 +95,7 @@ def chat_events(answer: Answer, request: ChatRequest, model: str) -> Iterator[by
 def usage(answer: Answer) -> dict[str, int]:
     """The tokens of the prompt, read once for all choices, and those that were sampled."""
     sampled = sum(reply.sampled for reply in answer.replies)
-    return {
-        "prompt_tokens": answer.prompt,
-        "completion_tokens": sampled,
-        "total_tokens": answer.prompt + sampled,
-    }
+    return {"prompt_tokens": answer.prompt, "completion_tokens": sampled, "total_tokens": answer.prompt + sampled}
 
 
 CHAT = Form(read_request, chat_body, chat_events)

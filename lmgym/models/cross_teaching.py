@@ -69,7 +69,7 @@ def compare_spans(
     if read is None or classes is None:
         raise LmgymError(
             "the batch has spans of another tokenizer, but not what the teacher reads (`hinted`), or the policy has no "
-            "`classes` of tokens; lmgym.training.stage gives both"
+            "`classes` of tokens; lmgym.training.begin_stage gives both"
         )
     other_row, other_column = read.actions.nonzero(as_tuple=True)
     spans = match_spans(batch.require("span"), batch.actions, read.require("span"), read.actions)

@@ -46,7 +46,7 @@ from lmgym.models.skeleton import Skeleton
 from lmgym.models.teaching import compare
 from lmgym.models.vision import save_processor
 from lmgym.pictures.ids import FIRST
-from lmgym.text.chat import end_id
+from lmgym.text.answer_ends import end_id
 
 WORTH_SAYING = 1.3  # times as fast
 VALUE_HEAD = "value_head.safetensors"

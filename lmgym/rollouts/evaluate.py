@@ -17,8 +17,8 @@ from lmgym.inference.generation_options import checked
 from lmgym.logs.records import environment_numbers
 from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.rewards.corpus import Corpus, corpora
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.play import play
-from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import groups_of
 from lmgym.stats.intervals import Interval, mean_interval, pass_at_k_each
 from lmgym.stats.selection import best_of, majority

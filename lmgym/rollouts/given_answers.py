@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from lmgym.core.errors import LmgymError, represent
 from lmgym.envs.base import Step
-from lmgym.rollouts.players import Actor, PlayerState, PromptCache
+from lmgym.rollouts.actor import Actor, PromptCache
+from lmgym.rollouts.players import PlayerState
 from lmgym.text.chat import answer_ids, decoder_answer_ids, messages_of
 from lmgym.text.steps import step_ids
 from lmgym.types import Episode, Example, Turn

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lmgym.core.errors import LmgymError
-from lmgym.rollouts.players import Actor, PromptCache
+from lmgym.rollouts.actor import Actor, PromptCache
 from lmgym.types import BarePrompt, Episode, Example, Prompt, RecipeText, pictures_of
 
 PLACE = re.compile(r"\{(\w+)\}")

@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lmgym.core.errors import LmgymError
+from lmgym.rollouts.actor import Actor, PromptCache
 from lmgym.rollouts.hints import hinted_prompt
-from lmgym.rollouts.players import Actor, PromptCache
 from lmgym.text.alignment import aligned
-from lmgym.text.chat import end_id, has_template
+from lmgym.text.answer_ends import end_id
+from lmgym.text.chat import has_template
 from lmgym.text.token_pairs import TokenPairs
 from lmgym.types import Episode, Prompt
 

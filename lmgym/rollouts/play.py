@@ -16,7 +16,7 @@ from lmgym.inference.base import Request, Sampling
 from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.rewards.failures import too_many
 from lmgym.rewards.groups import compares
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import RolloutLoop, apply_rewards, collect_numbered, finished_episodes
 from lmgym.types import Episode, Example
 

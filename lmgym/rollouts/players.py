@@ -3,91 +3,22 @@
 Most environments have one player. In a game of several, each player has a conversation of its own, and an observation
 goes to the player whose turn is next."""
 
-import json
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
-from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.envs.base import Branch, Heard, Step
 from lmgym.envs.past import WHOLE, Past
 from lmgym.envs.vector import EnvFailure, Opening
-from lmgym.inference.base import Completion, Engine, Request
-from lmgym.text.chat import (
-    Cut,
-    answer_ids,
-    appended_ids,
-    continued_ids,
-    decoder_answer_ids,
-    end_id,
-    messages_of,
-    prompt_ids,
-    source_ids,
-    start_ids,
-)
+from lmgym.inference.base import Completion, Request
+from lmgym.rollouts.actor import Actor, PromptCache
+from lmgym.text.answer_ends import end_id
+from lmgym.text.chat import answer_ids, appended_ids, continued_ids, decoder_answer_ids, messages_of
 from lmgym.text.tokens import token_texts
-from lmgym.types import BarePrompt, Episode, Message, Prompt, Turn, recipe_spans
-
-
-@dataclass(frozen=True)
-class Actor:
-    """A policy that can be asked for turns: its engine, its tokenizer, and the keyword arguments of its chat template.
-
-    The answers of an encoder-decoder begin with `decoder_start`; a causal model has none. An `opponent` plays the
-    players that do not learn, with the same tokenizer; without one the actor plays them itself. `cut` says how a first
-    prompt that is too long is cut; a demonstration is cut after `reference_tokens` tokens. Each message of the policy
-    begins with `answer_start`, which it does not sample. `ranks` are the processes that share out its rollouts.
-
-    Example: Actor(engine, tokenizer)"""
-
-    engine: Engine[Any]
-    tokenizer: Any
-    template: Mapping[str, Any] = field(default_factory=dict)
-    version: int = 0
-    decoder_start: tuple[int, ...] = ()
-    opponent: "Actor | None" = None
-    cut: Cut | None = None
-    reference_tokens: int | None = None
-    answer_start: str = ""
-    ranks: Ranks = ALONE
-
-    def encode_prompt(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
-        """Token ids of a first prompt, for the encoder, or for a causal model with the start of the answer. `template`
-        replaces the actor's own."""
-        arguments = self.template if template is None else template
-        if self.decoder_start:
-            return source_ids(self.tokenizer, prompt, arguments, self.cut)
-        return [*prompt_ids(self.tokenizer, prompt, arguments, self.cut), *self.start_ids]
-
-    @cached_property
-    def start_ids(self) -> list[int]:
-        """The ids of `answer_start`."""
-        return start_ids(self.tokenizer, self.answer_start, target=bool(self.decoder_start))
-
-    @property
-    def decoder_ids(self) -> tuple[int, ...]:
-        """What an encoder-decoder's answer begins with: its first token, and the start that it is given."""
-        return (*self.decoder_start, *self.start_ids)
-
-
-class PromptCache:
-    """Token ids of first prompts. Each distinct prompt is tokenized once, because a group shares its prompt."""
-
-    def __init__(self, actor: Actor) -> None:
-        self.encode = actor.encode_prompt
-        self.ids: dict[tuple[str, str], list[int]] = {}
-
-    def __call__(self, prompt: Prompt, template: Mapping[str, Any]) -> list[int]:
-        text = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-        arguments = json.dumps(dict(template), sort_keys=True, default=repr) if template else ""
-        key = (json.dumps([text, recipe_spans(prompt)]), arguments)
-        if key not in self.ids:
-            self.ids[key] = self.encode(prompt, template)
-        return list(self.ids[key])
+from lmgym.types import BarePrompt, Episode, Message, Prompt, Turn
 
 
 @dataclass

@@ -20,8 +20,9 @@ from lmgym.envs.vector import EnvFailure, Envs, InProcess
 from lmgym.inference.base import Sampling
 from lmgym.rewards.base import Reward, check_size
 from lmgym.rewards.payment import is_judged, pay_reward
+from lmgym.rollouts.actor import Actor, PromptCache
 from lmgym.rollouts.given_answers import given_turn, given_turns
-from lmgym.rollouts.players import Actor, EpisodeState, PlayerState, PromptCache, begin_episode
+from lmgym.rollouts.players import EpisodeState, PlayerState, begin_episode
 from lmgym.text.chat import decode
 from lmgym.types import Episode, Example, Turn
 

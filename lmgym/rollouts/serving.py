@@ -12,7 +12,7 @@ from lmgym.envs.replies import reply_of, with_tools, writer
 from lmgym.gateway.session import Mailbox, Tree, Waiting
 from lmgym.gateway.wire import Answer, Refused, Reply
 from lmgym.inference.base import Completion, Request, Sampling
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from lmgym.text.chat import decode
 from lmgym.text.tokens import token_texts
 from lmgym.types import BarePrompt, Prompt

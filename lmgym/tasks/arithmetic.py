@@ -3,7 +3,7 @@
 import functools
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Le
@@ -16,6 +16,7 @@ from lmgym.tasks.base import check_split, hash_fraction, prompt_writer
 from lmgym.types import Example
 
 T = TypeVar("T")
+Problem = tuple[str, ...]  # prompt, split, working, answer, operations
 Operation = Literal["add", "subtract", "multiply", "divide"]
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 HELD_OUT = 0.1  # fraction of all problems that belong to validation; the same for test
@@ -108,36 +109,39 @@ def arithmetic(
     if not 0 <= mistakes <= 1:
         raise LmgymError(f"task.mistakes is {mistakes}; it is a share, from 0 to 1")
     count = {"train": size, "validation": validation_size, "test": test_size}[split]
-    examples: dict[str, Example] = {}
-    fruitless = 0
     # One problem after the other, without end and with repetitions.
     draw = functools.partial(_block, tuple(operations), largest, steps, style, held_out)
     problems = itertools.chain.from_iterable(map(draw, itertools.count()))
-    for prompt, split_of_problem, working, answer, applied in problems:
-        if len(examples) >= count:
-            break
-        if fruitless > PATIENCE:
-            size_key = "size" if split == "train" else f"{split}_size"
-            raise LmgymError(
-                f"task.{size_key} is {count}, but with these arguments split '{split}' has only {len(examples)} "
-                f"different problems; lower it, or raise task.largest or task.steps"
-            )
-        # Skip problems without a text, repeated ones, and those of other splits.
-        fruitless += 1
-        if split_of_problem != split or prompt in examples:
-            continue
-        fruitless = 0
+    examples = list[Example]()
+    for prompt, _, working, answer, applied in _different(problems, split, count):
         mistake = split == "train" and mistakes > 0 and hash_fraction("mistake" + prompt) < mistakes
         if mistake:
             right, answer = answer, str(int(answer) + 1)
             working = working.removesuffix(f"{right}>>{right}") + f"{answer}>>{answer}"
-        examples[prompt] = Example(
-            id=f"arithmetic/{split}/{len(examples)}",
-            prompt=prompt,
-            references=(_reference(working, answer, explain),),
-            meta={"answer": answer, "operation": applied, "mistake": mistake},
-        )
-    return list(examples.values())
+        meta = {"answer": answer, "operation": applied, "mistake": mistake}
+        references = (_reference(working, answer, explain),)
+        examples.append(Example(f"arithmetic/{split}/{len(examples)}", prompt, references, meta))
+    return examples
+
+
+def _different(problems: Iterable[Problem], split: str, count: int) -> Iterator[Problem]:
+    """So many different problems of a split. Raises LmgymError if there seem to be no more."""
+    found, fruitless = set[str](), 0
+    for problem in problems:
+        if len(found) >= count:
+            return
+        if fruitless > PATIENCE:
+            size_key = "size" if split == "train" else f"{split}_size"
+            raise LmgymError(
+                f"task.{size_key} is {count}, but with these arguments split '{split}' has only {len(found)} "
+                "different problems; lower it, or raise task.largest or task.steps"
+            )
+        # Skip problems without a text, repeated ones, and those of other splits.
+        fruitless += 1
+        if problem[1] == split and problem[0] not in found:
+            found.add(problem[0])
+            fruitless = 0
+            yield problem
 
 
 def _reference(working: str, answer: str, explain: bool | str) -> str:
@@ -154,9 +158,9 @@ def _split_of(text: str) -> str:
 @functools.lru_cache(maxsize=64)
 def _block(
     operations: tuple[str, ...], largest: int, steps: int, style: str, held_out: str, number: int
-) -> list[tuple[str, ...]]:
-    """Prompt, its split, working, answer and operations of each problem of a block. What could not be made into a
-    problem has no text and no split. All splits and stages of a run draw from the same blocks, so they are kept."""
+) -> list[Problem]:
+    """The problems of a block. What could not be made into a problem has no text and no split. All splits and stages of
+    a run draw from the same blocks, so they are kept."""
     key = seeds.key("arithmetic", ",".join(operations), largest, steps, style)
     width = 4 + 3 * steps  # uniform numbers per problem
     block = seeds.uniforms([key], number * BLOCK * width, BLOCK * width).reshape(BLOCK, width).tolist()
@@ -165,7 +169,7 @@ def _block(
 
 def _problem(
     numbers: list[float], operations: tuple[str, ...], largest: int, style: str, held_out: str
-) -> tuple[str, ...] | None:
+) -> Problem | None:
     """One problem from its uniform numbers; None if no operation is possible at some step."""
     # Four numbers choose the sentence, the name, the things and the first total; each step takes three more.
     name, things = _pick(NAMES, numbers[1]), _pick(THINGS, numbers[2])

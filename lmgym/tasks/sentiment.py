@@ -50,8 +50,6 @@ def imdb(
         >>> load_task("imdb", "train", path="aclImdb")[0].prompt      # "This movie was really good and fun"
         'This movie was'
     """
-    if reference not in ("rest", "review"):
-        raise LmgymError(f"task.reference must be 'rest' or 'review', not {reference!r}")
     examples = _split("imdb", split, path, hub_id, validation, test_size)
     texts = [example.meta["review"][0 if reference == "review" else len(example.prompt) :] for example in examples]
     return [_with_reference(example, text) for example, text in zip(examples, texts, strict=True)]

@@ -45,8 +45,6 @@ def totto(
         >>> load_task("totto", "validation", path="totto_data")[0].prompt
         '<table> <cell> Reds <col_header> Team </col_header> </cell> </table><page_title> ... </table>'
     """
-    if representation not in ("subtable", "fulltable"):
-        raise LmgymError(f"task.representation must be 'subtable' or 'fulltable', not {representation!r}")
     check_sizes(max_size=max_size)
 
     def examples_of(part: str) -> Iterator[Example]:

@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
-from lmgym.core.errors import LmgymError, represent, warn
+from lmgym.core.errors import LmgymError, warn
+from lmgym.text.answer_ends import end_id, end_mark
 from lmgym.text.control import bare_ids, control_tokens, ids_of_pieces, split_text, text_ids
 from lmgym.text.pictures import decoded
-from lmgym.text.template import NO_TOOLS, around_answer, ending_pieces, ignores_tools, template_pieces
+from lmgym.text.template import NO_TOOLS, ending_pieces, ignores_tools, template_pieces
 from lmgym.types import BarePrompt, Message, Prompt, RecipeText, pictures_of
 
 Template = Mapping[str, Any]  # keyword arguments of a chat template
@@ -140,62 +140,6 @@ def written_already(before: str, answer: str) -> int:
     return 0
 
 
-def end_id(tokenizer: Any) -> Any:
-    """The id that ends a causal model's answer: the control token that the chat template writes behind one, as Gemma's
-    writes <end_of_turn>, else the tokenizer's end of sequence (None if it has none)."""
-    return tokenizer.eos_token_id if (mark := _mark(tokenizer)) is None else mark
-
-
-def template_notes(tokenizer: Any) -> tuple[str, str]:
-    """Two sentences about a tokenizer's chat template, each empty if there is nothing to say: one on the end of an
-    answer, and one that tells of a template that would spoil a run."""
-    around = around_answer(tokenizer) if getattr(tokenizer, "chat_template", None) else None
-    if around is None:
-        return "", ""
-    (prompt, before, _), mark, end, about_end = around, _mark(tokenizer), tokenizer.eos_token, ""
-    if mark is None:
-        about_end = f"the chat template writes no control token behind an answer, so a target ends with {end}"
-    elif mark != tokenizer.eos_token_id:
-        name = tokenizer.convert_ids_to_tokens(mark)
-        about_end = f"a target ends with {name}, as in the chat template, and an answer at it or {end}"
-    missing = before.removeprefix(prompt)
-    generates = "".join(template_pieces(tokenizer, messages_of("?"), generate=False)) != prompt
-    if before == prompt + missing and missing.strip() and not generates:
-        return about_end, (
-            f"the chat template has no generation prompt: it writes {represent(missing)} before an answer, but not at "
-            "the end of a prompt, so the policy would have to write it; add what follows `add_generation_prompt` "
-            "to the template, or give that text as policy.answer_start"
-        )
-    return about_end, ""
-
-
-_marks: WeakKeyDictionary[Any, tuple[Any, int | None]] = WeakKeyDictionary()
-
-
-def _mark(tokenizer: Any) -> int | None:
-    """The control token that the chat template writes behind the last answer; None without one. Found again only when
-    the template or the control tokens have changed."""
-    if not getattr(tokenizer, "chat_template", None):
-        return None
-    control = control_tokens(tokenizer)
-    state = (str(tokenizer.chat_template), control.ids)
-    if tokenizer not in _marks or _marks[tokenizer][0] != state:
-        around = around_answer(tokenizer)
-        _marks[tokenizer] = (state, None if around is None else _first_control(tokenizer, around[2]))
-    return _marks[tokenizer][1]
-
-
-def _first_control(tokenizer: Any, text: str) -> int | None:
-    """The control token that a text begins with, white space aside."""
-    control = control_tokens(tokenizer)
-    for id in bare_ids(tokenizer, text, later=True):
-        if id in control.ids and control.made_of(text, [id]):
-            return id
-        if tokenizer.decode([id], skip_special_tokens=False).strip():
-            break
-    return None
-
-
 def source_ids(tokenizer: Any, prompt: Prompt, template: Template | None = None, cut: Cut | None = None) -> list[int]:
     """Token ids [S] of a prompt for an encoder, with all special tokens that the tokenizer adds. These include the
     end-of-sequence token (of T5, for example), which `prompt_ids` leaves out."""
@@ -287,7 +231,7 @@ def appended_ids(
     # 2. With a template: what it writes behind the answer.
     ids = ids_of_pieces(tokenizer, ending_pieces(tokenizer, history, new, template))
     # 3. Drop the end mark if the answer already ends with it, or with another; some templates put a space before it.
-    for mark in (last, _mark(tokenizer)) if ended else (last,):
+    for mark in (last, end_mark(tokenizer)) if ended else (last,):
         place = ids.index(mark) if mark in ids else None
         if place is not None and not decoded(tokenizer, ids[:place], skip_special_tokens=False).strip():
             return ids[place + 1 :]

@@ -231,11 +231,7 @@ def _found_form(tokenizer: Any) -> Form:
 
 
 def _rendered(
-    marks: Marks,
-    messages: Sequence[Message],
-    template: Mapping[str, Any],
-    generate: bool = True,
-    merge: bool = True,
+    marks: Marks, messages: Sequence[Message], template: Mapping[str, Any], generate: bool = True, merge: bool = True
 ) -> str:
     """The messages rendered by the chat template; if it refuses them, merged by `merge_roles`, with a warning. Tools
     beside a message, those of a row of the data, are an argument of the template; of several the last ones count."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.text.chat import end_id, has_template
+from lmgym.text.answer_ends import end_id
+from lmgym.text.chat import has_template
 from lmgym.text.control import bare_ids
 from lmgym.text.token_bytes import TokenBytes, token_bytes
 

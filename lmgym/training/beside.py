@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.normalisation import Moments, normalise
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.play import Draw, played_by_all
-from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import demonstrate, groups_of
 from lmgym.training.setup import actor_of
 from lmgym.training.stage import StageRun

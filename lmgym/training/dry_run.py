@@ -3,6 +3,7 @@
 First it estimates the memory, from the configuration and the lengths of a few prompts (planning/memory.py). Then, if
 the weights fit here, it samples once and reports lengths, stops, rewards, and about how long a step will take
 (planning/step_time.py).
+
 Findings that would spoil the run are marked with "!". It runs in one process, also for a run of several ranks."""
 
 from collections.abc import Sequence
@@ -22,19 +23,19 @@ from lmgym.models.rounding import share_seen_by_nearest
 from lmgym.rewards.building import build_rewards
 from lmgym.rollouts.play import Draw
 from lmgym.tasks.streamed import first_of
-from lmgym.text.chat import answer_ids, decoder_answer_ids, start_ids, template_notes
+from lmgym.text.answer_ends import template_notes
 from lmgym.text.template import NO_TOOLS
 from lmgym.training.callbacks import make_callbacks
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import choose_machine
 from lmgym.training.opening import progress_of
-from lmgym.training.planning.ahead_plan import ahead_sentence, chart, chunk_lines, measured_steps
+from lmgym.training.planning.ahead_plan import report_ahead
 from lmgym.training.planning.answer_report import report_answers, report_rewards
 from lmgym.training.planning.lengths import without_long
 from lmgym.training.planning.memory_plan import plan_sentence, within_memory
 from lmgym.training.planning.memory_report import Memory, teacher_shapes
 from lmgym.training.planning.preflight import check_fit, check_model, cut_prompts
-from lmgym.training.planning.prompt_report import about_prompts, lost_tools, prompt_as_read
+from lmgym.training.planning.prompt_report import about_prompts, lost_tools, report_prompts
 from lmgym.training.planning.report import Report
 from lmgym.training.planning.step_time import (
     Measured,
@@ -51,14 +52,8 @@ from lmgym.training.planning.step_time import (
 from lmgym.training.resuming import fingerprint
 from lmgym.training.resuming.resume import check_resumable, listed
 from lmgym.training.run import Data
-from lmgym.training.setup import (
-    engine_sentence,
-    load_data,
-    make_actor,
-    prove_policy,
-    trained_policy,
-)
-from lmgym.types import Episode, Example
+from lmgym.training.setup import engine_sentence, load_data, make_actor, prove_policy, trained_policy
+from lmgym.types import Example
 
 EXAMPLES = 8
 GROUP = 4  # answers per prompt where the algorithm itself asks for fewer
@@ -85,47 +80,51 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     fits = _memory(memory, config, data, load)
     report.show()
     if load and fits:
-        report.doing("loading the model")
-        policy = trained_policy(config, folder)
-        if ranks > 1 and folder is None and policy.device.type == "cpu":
-            torch.set_num_threads(threads_of_a_rank(config, ranks))
-        memory.fast = policy.fast
-        _model(report, policy)
-        report.note(engine_sentence(config.engine, choose_machine(config, folder)))
-        report.doing("comparing what is sampled and what is scored with the model's own pass")
-        for proof in prove_policy(config.engine, policy, make_engine(config.engine, policy)):
-            (report.note if proof.holds else report.warn)(proof.sentence)
-        data = without_long(config, data, policy)
-        for sentence in data.told:
-            report.note(sentence)
-        check_fit(config, data, policy, lambda cut: None)  # `_cut` says it for each stage
-        held_out = data.held_out.get(config.evaluation.split, [])
-        report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'" if held_out else
-                    "evaluation: none (evaluation: null)")  # fmt: skip
-        _cut(report, config, policy, held_out)
-        for index, stage in enumerate(config.stages):
-            report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
-            report.doing("sampling and scoring a few answers" if stage.source.samples else "reading a few answers")
-            _rounding(report, policy, stage.optimizer.learning_rate)
-            verdict = index == 0 or folder is not None
-            tried = _stage(report, config, stage, data.training[index], policy, verdict)
-            if stage.is_played:
-                memory.of_episodes(index, tried.episodes)
-            elif memory.waits(stage):
-                memory.of_examples(index, data.training[index][:EXAMPLES])
-            if memory.backward_fits[index]:
-                report.doing("measuring how long a step takes")
-                seconds = _time(report, config, stage, policy, tried, ranks)
-                if config.engine.ahead and stage.source.samples and seconds is not None:
-                    _ahead(report, config, index, seconds, folder)
-            else:
-                report.note("seconds of a step: not measured, since one process has no memory here for a backward pass")
-        if any(map(memory.waits, config.stages)):
-            memory.fit()
-        report.show()
+        _tried(report, config, folder, data, memory, ranks)
     ready = "looks ready to train" if load and fits else "no model was loaded"
     print(ready if not report.problems else f"{report.problems} thing(s) to look at, marked with !")
     return 1 if report.problems else 0
+
+
+def _tried(report: Report, config: Config, folder: Path | None, data: Data, memory: Memory, ranks: int) -> None:
+    """Load the model, let each stage sample a few answers, and report what comes of it."""
+    report.doing("loading the model")
+    policy = trained_policy(config, folder)
+    if ranks > 1 and folder is None and policy.device.type == "cpu":
+        torch.set_num_threads(threads_of_a_rank(config, ranks))
+    memory.fast = policy.fast
+    _model(report, policy)
+    report.note(engine_sentence(config.engine, choose_machine(config, folder)))
+    report.doing("comparing what is sampled and what is scored with the model's own pass")
+    for proof in prove_policy(config.engine, policy, make_engine(config.engine, policy)):
+        (report.note if proof.holds else report.warn)(proof.sentence)
+    data = without_long(config, data, policy)
+    report.note(*data.told)
+    check_fit(config, data, policy, lambda cut: None)  # it is said for each stage
+    held_out = data.held_out.get(config.evaluation.split, [])
+    report.note(f"evaluation: {len(held_out)} prompts of split '{config.evaluation.split}'" if held_out else
+                "evaluation: none (evaluation: null)")  # fmt: skip
+    report.note(*filter(None, [cut_prompts(held_out, config.policy, policy)]))
+    for index, stage in enumerate(config.stages):
+        report.lines.append(f"stage {stage.name}: {type(stage.algorithm).__name__} on {stage.task['name']}")
+        report.doing("sampling and scoring a few answers" if stage.source.samples else "reading a few answers")
+        _rounding(report, policy, stage.optimizer.learning_rate)
+        verdict = index == 0 or folder is not None
+        tried = _stage(report, config, stage, data.training[index], policy, verdict)
+        if stage.is_played:
+            memory.of_episodes(index, tried.episodes)
+        elif memory.waits(stage):
+            memory.of_examples(index, data.training[index][:EXAMPLES])
+        if memory.backward_fits[index]:
+            report.doing("measuring how long a step takes")
+            seconds = _time(report, config, stage, policy, tried, ranks)
+            if config.engine.ahead and stage.source.samples and seconds is not None:
+                report_ahead(report, config, index, seconds, folder)
+        else:
+            report.note("seconds of a step: not measured, since one process has no memory here for a backward pass")
+    if any(map(memory.waits, config.stages)):
+        memory.fit()
+    report.show()
 
 
 def _resumes(report: Report, config: Config, data: Data, folder: Path | None) -> None:
@@ -166,9 +165,8 @@ def _model(report: Report, policy: Policy) -> None:
         f"answers end at: {', '.join(f'{name} ({stop})' for name, stop in zip(names, policy.stop_ids, strict=True))}"
     )
     about_end, spoils = ("", "") if policy.encoder_decoder else template_notes(policy.tokenizer)
-    for say, sentence in ((report.note, about_end), (report.warn, spoils)):
-        if sentence:
-            say(sentence)
+    report.note(*filter(None, [about_end]))
+    report.warn(*filter(None, [spoils]))
     if policy.tokenizer.pad_token_id is not None and policy.tokenizer.pad_token_id in policy.stop_ids:
         report.note(
             "pad and end-of-sequence share an id; harmless here: masks come from lengths, and the end is trained"
@@ -192,11 +190,10 @@ def _stage(
     report.note(f"{len(examples)} training examples, {stage.prompts_per_step} prompts a step, {stage.steps} steps "
                 f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
     if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment
-        _cut(report, config, policy, first_of(examples))
+        report.note(*filter(None, [cut_prompts(first_of(examples), config.policy, policy)]))
         notes, warnings = about_prompts(first_of(examples), policy.tokenizer, stage.env["name"])
-        for say, sentences in ((report.note, notes), (report.warn, warnings)):
-            for sentence in sentences:
-                say(sentence)
+        report.note(*notes)
+        report.warn(*warnings)
     if sentence := unguarded_sentence(stage.env):
         report.note(sentence)
     engine, source = TimedEngine(make_engine(config.engine, policy)), stage.source
@@ -209,7 +206,7 @@ def _stage(
     limits = config.reward_timeout, config.rewards_failed
     draw = Draw(prompts, (config.seed, "check"), actor, stage.sampling, envs, rewards, *limits)
     episodes = source.episodes(draw)
-    _prompts(report, config, stage, policy, few, episodes)
+    report_prompts(report, config, stage, policy, few, episodes)
     if source.samples:
         report_answers(report, stage, episodes, verdict=verdict)
         report_rewards(report, rewards, episodes, config.reward_timeout, policy.tokenizer)
@@ -237,68 +234,3 @@ def _time(
     expected = step_seconds(config, stage, measured, ranks, size_of_teacher)
     report.note(time_sentence(stage, measured, *expected, ranks))
     return expected
-
-
-def _ahead(report: Report, config: Config, index: int, expected: tuple[float, float], folder: Path | None) -> None:
-    """Report who samples what when, and which number of steps ahead is worth while: by the seconds of the steps that a
-    run folder tells of, else by those that were expected."""
-    engine, in_turn = config.engine, config.engine.kind.shares_weights
-    if engine.chunk is not None:  # a run's records have the seconds of answers, which several calls have sampled
-        report.note(f"the plan of engine.ahead: {engine.ahead}, chunk: {engine.chunk}, by a few answers:")
-        most = config.stages[index].sampling.max_new_tokens
-        for line in chunk_lines(*expected, engine.ahead, engine.chunk, most, in_turn):
-            report.note(line)
-        return
-    rollouts, updates = measured_steps(folder, index) if folder is not None else ([], [])
-    source = f"the {len(rollouts)} steps that were taken"
-    if not rollouts:
-        rollouts, updates, source = [expected[0]] * 50, [expected[1]] * 50, "a few answers, as if all steps were equal"
-    means = (sum(rollouts) / len(rollouts), sum(updates) / len(updates))
-    report.note(f"the plan of engine.ahead: {engine.ahead}, by {source}:")
-    for line in chart(*means, engine.ahead, in_turn):
-        report.note(line)
-    report.note(ahead_sentence(rollouts, updates, engine.ahead))
-
-
-def _cut(report: Report, config: Config, policy: Policy, examples: Sequence[Example]) -> None:
-    if sentence := cut_prompts(examples, config.policy, policy):
-        report.note(sentence)
-
-
-def _prompts(
-    report: Report,
-    config: Config,
-    stage: Stage,
-    policy: Policy,
-    examples: Sequence[Example],
-    episodes: Sequence[Episode],
-) -> None:
-    """Report a prompt as the policy has read it, and the lengths of prompts and references."""
-    start = config.policy.answer_start
-    given = len(start_ids(policy.tokenizer, start, policy.encoder_decoder))
-    read = [episode.turns[0].source_ids or episode.turns[0].prompt_ids for episode in episodes if episode.turns]
-    if not read:
-        return
-    lengths = [len(ids) for ids in read]
-    if not getattr(policy.tokenizer, "chat_template", None) and any(len(one.messages) > 2 for one in episodes):
-        report.note("messages of the environment are joined without marks, since the model has no chat template")
-    report.note(f"a prompt as the model reads it, control tokens in ⟦⟧: {prompt_as_read(policy.tokenizer, read[0])}")
-    report.note(f"prompt tokens: {min(lengths)} to {max(lengths)}; context {policy.context or 'without limit'}")
-    # What an answer shares its context with.
-    before = len(policy.decoder_start) + given if policy.encoder_decoder else max(lengths)
-    room = None if policy.context is None else policy.context - before
-    if room is not None and room < stage.sampling.max_new_tokens:
-        report.warn(f"the longest of {len(examples)} prompts leaves room for {max(room, 0)} new tokens, fewer than "
-                    f"sampling.max_new_tokens ({stage.sampling.max_new_tokens})")  # fmt: skip
-    references = [
-        len(decoder_answer_ids(policy.tokenizer, text, given > 0))
-        if policy.encoder_decoder
-        else len(answer_ids(policy.tokenizer, example.prompt, text, config.policy.chat_template_kwargs, start))
-        for example in examples
-        for text in example.references
-    ]
-    if references:
-        report.note(f"reference tokens: {min(references)} to {max(references)}")
-        if max(references) > stage.sampling.max_new_tokens:
-            report.warn(f"a reference has {max(references)} tokens, more than sampling.max_new_tokens "
-                        f"({stage.sampling.max_new_tokens}): right answers would be cut off")  # fmt: skip

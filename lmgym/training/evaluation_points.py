@@ -19,8 +19,8 @@ from lmgym.logs.records import rollout_record
 from lmgym.models import copies
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import facts_of_base, save_reward_model
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.evaluate import Evaluation, better_directions, evaluate
-from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import demonstrate
 from lmgym.stats.calibration import Bin
 from lmgym.stats.intervals import Interval, mean_interval

@@ -23,6 +23,7 @@ from lmgym.logs.timings import timing_record
 from lmgym.rewards.champions import crown
 from lmgym.rewards.normalisation import normalise
 from lmgym.rollouts.rollout import groups_of
+from lmgym.training.begin_stage import begin_stage
 from lmgym.training.beside import add_greedy_baseline, with_given, with_rival
 from lmgym.training.callbacks import StepEnd
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
@@ -30,7 +31,8 @@ from lmgym.training.reward_watch import watch_rewards
 from lmgym.training.run import Run
 from lmgym.training.sampler_gap import watch_gap
 from lmgym.training.setup import start
-from lmgym.training.stage import StageRun, begin_stage, save_checkpoint
+from lmgym.training.stage import StageRun
+from lmgym.training.stage_checkpoint import save_checkpoint
 from lmgym.training.symptoms import warn_of_failures, warn_of_symptoms
 from lmgym.training.teacher_rows import with_teacher_rows
 from lmgym.training.tracing import StepTrace, begin_trace, write_trace

@@ -31,8 +31,8 @@ from lmgym.rewards.base import Reward, check_examples
 from lmgym.rewards.building import available_metrics, build_rewards
 from lmgym.rewards.champions import check_champions
 from lmgym.rewards.groups import check_comparisons
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.evaluate import Evaluation, evaluate
-from lmgym.rollouts.players import Actor
 from lmgym.tasks.base import load_task
 from lmgym.tasks.rows.unfit import telling
 from lmgym.tasks.streamed import first_of

@@ -59,7 +59,7 @@ def _with_teacher_top(batch: Batch, teacher: FrozenPolicy | None) -> Batch:
     if not isinstance(teacher, TopTeacher):
         raise LmgymError(
             "algorithm.teacher is an address, and `prepare` was given no teacher behind one; give it "
-            '{"teacher": ...} as lmgym.training.stage does'
+            '{"teacher": ...} as lmgym.training.begin_stage does'
         )
     found = teacher.top_logprobs(batch if batch.hinted is None else batch.hinted)
     places = torch.arange(len(found.ids))

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from lmgym.core.errors import LmgymError
 from lmgym.logs.records import METRICS, StepClock, rename_record
 from lmgym.viewer.rollouts import add_problem, no_record, place_of
 from lmgym.viewer.tail import Tail, inside
@@ -169,9 +168,3 @@ def _each(values: np.ndarray, starts: Sequence[int], reduce: str = "mean") -> li
     else:
         found = (np.fmin if reduce == "low" else np.fmax).reduceat(values, starts)
     return [None if math.isnan(value) else value for value in found.tolist()]
-
-
-def check_is_run(folder: Path) -> None:
-    """Raise LmgymError for a folder without the records of a run."""
-    if not (folder / METRICS).is_file():
-        raise LmgymError(f"{folder} holds no {METRICS}, so it is no run folder; name one, as runs/quickstart")

@@ -136,10 +136,7 @@ def _texts(ids: list[int], tokenizer: Any) -> dict[str, Any]:
     if tokenizer is None:
         return {"pieces": [_name(id) for id in ids], "special": []}
     special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    return {
-        "pieces": token_texts(tokenizer, ids),
-        "special": [place for place, id in enumerate(ids) if id in special],
-    }
+    return {"pieces": token_texts(tokenizer, ids), "special": [place for place, id in enumerate(ids) if id in special]}
 
 
 def _name(id: int) -> str:

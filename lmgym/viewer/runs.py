@@ -11,13 +11,13 @@ from typing import Any
 
 from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
-from lmgym.core.files import nearby
 from lmgym.logs.records import METRICS, ROLLOUTS, TIMINGS
+from lmgym.logs.run_folders import check_there, is_run, runs_in
 from lmgym.logs.traces import trace as traces
 from lmgym.logs.traces.files import TRACES, pack_name, shard_name
 from lmgym.logs.traces.texts import TraceTexts, read_texts
 from lmgym.logs.traces.trace import TraceEpisode, TraceStep
-from lmgym.viewer.curves import Curves, check_is_run
+from lmgym.viewer.curves import Curves
 from lmgym.viewer.episodes import episode_of_record
 from lmgym.viewer.rollouts import Moment, Rollouts
 from lmgym.viewer.tail import inside
@@ -32,7 +32,8 @@ class RunRecords:
     Example: RunRecords(Path("runs/a"), "a").trace(stage=0, step=12).episodes["score"]"""
 
     def __init__(self, folder: Path, name: str) -> None:
-        check_is_run(folder)
+        if not is_run(folder):
+            raise LmgymError(f"{folder} holds no {METRICS}, so it is no run folder; name one, as runs/quickstart")
         self.folder, self.name = folder, name
         self.lock = threading.RLock()
         self._curves, self._rollouts, self._timings = Curves(folder), Rollouts(folder), Rollouts(folder, TIMINGS)
@@ -172,11 +173,9 @@ def open_runs(folders: Sequence[Path]) -> list[RunRecords]:
     Example: [run.name for run in open_runs([Path("runs/sweep")])] -> ["sweep/seed-0", "sweep/seed-1"]"""
     runs = []
     for folder in folders:
-        if not folder.is_dir():
-            raise LmgymError(f"there is no run folder {folder}{nearby(Path(folder))}")
-        name = folder.resolve().name
-        members = sorted((path.parent for path in folder.glob(f"*/{METRICS}")), key=lambda path: natural(path.name))
-        if (folder / METRICS).is_file() or not members:
+        check_there(folder)
+        name, members = folder.resolve().name, sorted(runs_in(folder), key=lambda path: natural(path.name))
+        if members in ([], [folder]):
             runs.append(RunRecords(folder, name))
         else:
             runs += [RunRecords(member, f"{name}/{member.name}") for member in members]

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import Any
 
@@ -24,11 +25,65 @@ MOST_CONNECTIONS = 100  # open at once; a browser has six
 SILENT_SECONDS = 10.0  # that a new connection may take to say anything
 NEEDED = "`lmgym view` needs the libraries starlette and uvicorn; pip install 'lmgym[view]'"
 
+Tree = dict[str, Any]
+
 
 def page_files() -> dict[str, bytes]:
     """The files of the page, by name. Nothing else is ever served as a file."""
     folder = resources.files("lmgym.viewer") / "page"
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+class Asked:
+    """What the page asks of some runs: functions of a request's path parameters and its body, which return plain trees.
+
+    Example: Asked(runs).begin_search({}, {"run": 0, "pattern": "42"})["key"]"""
+
+    def __init__(self, runs: Sequence[RunRecords]) -> None:
+        self.runs = runs
+        self.searches: dict[str, Search] = {}
+        self.questions: dict[str, Question] = {}
+
+    def data(self, path: Tree, body: Tree) -> Any:
+        return tree_at(self.runs, path["address"])
+
+    def begin_search(self, path: Tree, body: Tree) -> Tree:
+        for key in list(self.searches)[: max(0, len(self.searches) - MOST_SEARCHES + 1)]:
+            self.searches.pop(key).cancel()
+        with _said():
+            filters = [(str(name), str(operator), float(value)) for name, operator, value in body.get("filters", [])]
+            seconds = min(float(body.get("seconds", 60.0)), LONGEST_SEARCH)
+            search = Search(run_of(self.runs, str(body["run"])), str(body.get("pattern", "")), filters, seconds)
+        self.searches[search.key] = search
+        return search.tree()
+
+    def begin_question(self, path: Tree, body: Tree) -> Tree:
+        with _said():
+            question = Question(run_of(self.runs, str(body["run"])), body)
+        for key in list(self.questions):  # one model at a time in the memory of this machine
+            self.questions.pop(key).cancel()
+        self.questions[question.key] = question
+        return question.tree()
+
+    def begun(self, path: Tree, body: Tree) -> Tree:
+        """A search or a question, as far as it has come."""
+        if (one := self._begun(path)) is None:
+            raise UnknownAddress("this was ended by a newer one, or was never begun")
+        return one.tree()
+
+    def end(self, path: Tree, body: Tree) -> Tree:
+        if one := self._begun(path):
+            one.cancel()
+        return {}
+
+    def note(self, path: Tree, body: Tree) -> Any:
+        with _said():
+            answered = tree_at(self.runs, f"runs/{path['run']}/answers/{body['answer']}")
+            tags = [str(tag).strip() for tag in body["tags"] if str(tag).strip()]
+            return write_note(run_of(self.runs, path["run"]).folder, answered, str(body["note"]).strip(), tags)
+
+    def _begun(self, path: Tree) -> Search | Question | None:
+        return self.searches.get(path["key"]) or self.questions.get(path["key"])
 
 
 def application(runs: Sequence[RunRecords]) -> Any:
@@ -41,7 +96,7 @@ def application(runs: Sequence[RunRecords]) -> Any:
         from starlette.routing import Route
     except ImportError as error:
         raise LmgymError(NEEDED) from error
-    files, searches, questions = page_files(), dict[str, Search](), dict[str, Question]()
+    files, asked = page_files(), Asked(runs)
 
     def answer(tree: Any, status: int = 200) -> Response:
         return Response(json_bytes(tree), status, media_type="application/json")
@@ -51,8 +106,8 @@ def application(runs: Sequence[RunRecords]) -> Any:
             return Response("there is no such file", 404, media_type="text/plain")
         return Response(files[name], media_type=KINDS.get("." + name.rpartition(".")[2], "text/plain"))
 
-    def guarded(work: Any) -> Any:
-        """The endpoint of a function of the request's path parameters and body, which runs beside the others."""
+    def data(address: str, method: str, work: Callable[[Tree, Tree], Any]) -> Route:
+        """The route of a function of `Asked`, which runs beside the others."""
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -65,58 +120,18 @@ def application(runs: Sequence[RunRecords]) -> Any:
             except Exception as error:  # records of someone else's making; the other views must go on
                 return answer({"error": f"these records cannot be made sense of: {describe(error)}"}, 500)
 
-        return endpoint
-
-    def begin_search(_: Any, body: dict[str, Any]) -> Any:
-        for key in list(searches)[: max(0, len(searches) - MOST_SEARCHES + 1)]:
-            searches.pop(key).cancel()
-        filters = [(str(name), str(operator), float(value)) for name, operator, value in body.get("filters", [])]
-        seconds = min(float(body.get("seconds", 60.0)), LONGEST_SEARCH)
-        search = Search(run_of(runs, str(body["run"])), str(body.get("pattern", "")), filters, seconds)
-        searches[search.key] = search
-        return search.tree()
-
-    def begin_question(_: Any, body: dict[str, Any]) -> Any:
-        question = Question(run_of(runs, str(body["run"])), body)
-        for key in list(questions):  # one model at a time in the memory of this machine
-            questions.pop(key).cancel()
-        questions[question.key] = question
-        return question.tree()
-
-    def tree_of(begun: Any) -> Any:
-        def tree(path: Any, _: Any) -> Any:
-            if path["key"] not in begun:
-                raise UnknownAddress("this was ended by a newer one, or was never begun")
-            return begun[path["key"]].tree()
-
-        return guarded(tree)
-
-    def end_of(begun: Any) -> Any:
-        def end(path: Any, _: Any) -> Any:
-            if one := begun.get(path["key"]):
-                one.cancel()
-            return {}
-
-        return guarded(end)
-
-    def note(path: Any, body: dict[str, Any]) -> Any:
-        run = run_of(runs, path["run"])
-        answered = tree_at(runs, f"runs/{path['run']}/answers/{body['answer']}")
-        tags = [str(tag).strip() for tag in body["tags"] if str(tag).strip()]
-        return write_note(run.folder, answered, str(body["note"]).strip(), tags)
+        return Route(f"/data/{address}", endpoint, methods=[method])
 
     return Starlette(
         routes=[
             Route("/", lambda request: file_of("index.html")),
             Route("/page/{name}", lambda request: file_of(request.path_params["name"])),
-            Route("/data/searches", guarded(_known(begin_search)), methods=["POST"]),
-            Route("/data/searches/{key}", tree_of(searches), methods=["GET"]),
-            Route("/data/searches/{key}", end_of(searches), methods=["DELETE"]),
-            Route("/data/questions", guarded(_known(begin_question)), methods=["POST"]),
-            Route("/data/questions/{key}", tree_of(questions), methods=["GET"]),
-            Route("/data/questions/{key}", end_of(questions), methods=["DELETE"]),
-            Route("/data/runs/{run}/notes", guarded(_known(note)), methods=["POST"]),
-            Route("/data/{address:path}", guarded(lambda path, _: tree_at(runs, path["address"])), methods=["GET"]),
+            data("searches", "POST", asked.begin_search),
+            data("questions", "POST", asked.begin_question),
+            *(data(f"{kind}/{{key}}", "GET", asked.begun) for kind in ("searches", "questions")),
+            *(data(f"{kind}/{{key}}", "DELETE", asked.end) for kind in ("searches", "questions")),
+            data("runs/{run}/notes", "POST", asked.note),
+            data("{address:path}", "GET", asked.data),
         ]
     )
 
@@ -128,25 +143,19 @@ async def _body(request: Any) -> dict[str, Any]:
         data += part
         if len(data) > LARGEST_REQUEST:
             raise LmgymError(f"a request has at most {LARGEST_REQUEST:,} bytes")
+    with suppress(ValueError, RecursionError):
+        if isinstance(tree := json.loads(data), dict):
+            return tree
+    raise LmgymError("a request brings a JSON object")
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """In the body, what a request lacks, or has of another kind, becomes one sentence."""
     try:
-        tree = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise LmgymError("a request brings a JSON object") from error
-    if not isinstance(tree, dict):
-        raise LmgymError("a request brings a JSON object")
-    return tree
-
-
-def _known(work: Any) -> Any:
-    """A body without a key, or with a value of another kind, is one sentence."""
-
-    def checked(path: Any, body: dict[str, Any]) -> Any:
-        try:
-            return work(path, body)
-        except (KeyError, TypeError, ValueError) as error:
-            raise LmgymError(f"the request lacks something: {describe(error)}") from error
-
-    return checked
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise LmgymError(f"the request lacks something: {describe(error)}") from error
 
 
 def serve(runs: Sequence[RunRecords], port: int, say: Any) -> None:

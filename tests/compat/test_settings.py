@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from lmgym.cli.main import main
 from lmgym.compat.settings.files import SYSTEMS, TABLES, converted
-from lmgym.compat.settings.read import Code, read, scalar, value_of
+from lmgym.compat.settings.read import read, value_of
 from lmgym.compat.settings.recipe import HOW
+from lmgym.compat.settings.settings import Code, scalar
 from lmgym.compat.settings.shell import Script
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry

@@ -26,7 +26,7 @@ from lmgym.envs.vector import EnvFailure, InProcess
 from lmgym.inference.base import Completion, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect
 from lmgym.text.chat import decode
 from lmgym.types import Episode, Example

@@ -19,6 +19,7 @@ from lmgym.models import lora
 from lmgym.models.critic import with_critic
 from lmgym.models.policy import Policy
 from lmgym.training.checkpoints import checkpoint
+from lmgym.training.checkpoints.moments import load_optimizer, moments_of
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
 from tests import models
 from tests.failing_calls import FailingCalls
@@ -53,7 +54,7 @@ def moved(policy: Policy, section: OptimizerSection | None = None, steps: int = 
 def save(folder: Path, step: int, stage: int = 0) -> Path:
     one = policy()
     return checkpoint.save(
-        folder, one, checkpoint.moments(moved(one).torch), {}, STATE | {"stage": stage, "step": step}, {"recipe": {}}
+        folder, one, moments_of(moved(one).torch), {}, STATE | {"stage": stage, "step": step}, {"recipe": {}}
     )
 
 
@@ -68,11 +69,11 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     one = policy()
     optimizer = moved(one)
-    path = checkpoint.save(tmp_path, one, checkpoint.moments(optimizer.torch), {}, STATE, {"recipe": {}})
+    path = checkpoint.save(tmp_path, one, moments_of(optimizer.torch), {}, STATE, {"recipe": {}})
     assert path.name == "stage-0-step-000003" and checkpoint.damage(path) is None
     assert checkpoint.read_state(path) == {**STATE, "format": checkpoint.FORMAT}
     other = Optimizer(policy().parameters(), OptimizerSection())
-    checkpoint.load_optimizer(path, other.torch)
+    load_optimizer(path, other.torch)
     ours, theirs = optimizer.torch.state_dict()["state"], other.torch.state_dict()["state"]
     assert ours.keys() == theirs.keys() and len(ours) == len(one.parameters())
     for index, entry in ours.items():
@@ -85,7 +86,7 @@ def test_every_file_has_the_permissions_that_files_get_here(umask: int, mode: in
     before = os.umask(umask)
     try:
         one = with_critic(policy(), separate=False)
-        checkpoint.save(tmp_path / "a", one, checkpoint.moments(moved(one).torch), {}, STATE, {})
+        checkpoint.save(tmp_path / "a", one, moments_of(moved(one).torch), {}, STATE, {})
         checkpoint.save_model(tmp_path / "b" / "final", one)
         one.save(tmp_path / "c")
         write_weights(one, tmp_path / "d")
@@ -102,10 +103,10 @@ def test_every_file_has_the_permissions_that_files_get_here(umask: int, mode: in
 
 def test_moments_come_from_the_checkpoint_and_settings_from_the_recipe(tmp_path: Path) -> None:
     one = policy()
-    path = checkpoint.save(tmp_path, one, checkpoint.moments(moved(one).torch), {}, STATE, {"recipe": {}})
+    path = checkpoint.save(tmp_path, one, moments_of(moved(one).torch), {}, STATE, {"recipe": {}})
     section = OptimizerSection(weight_decay=0.25, betas=(0.5, 0.75), epsilon=1e-3)
     other = Optimizer(policy().parameters(), section)
-    checkpoint.load_optimizer(path, other.torch)
+    load_optimizer(path, other.torch)
     assert [group["weight_decay"] for group in other.torch.param_groups] == [0.25, 0.0]
     assert all(group["betas"] == (0.5, 0.75) and group["eps"] == 1e-3 for group in other.torch.param_groups)
 
@@ -120,7 +121,7 @@ def test_moments_that_are_none_are_named(content: Any, tmp_path: Path) -> None:
     elif content is not None:
         save_file(content, file)
     with pytest.raises(LmgymError, match=rf"^{file} holds no state of an optimizer \(.*take the checkpoint before it"):
-        checkpoint.load_optimizer(path, moved(policy()).torch)
+        load_optimizer(path, moved(policy()).torch)
 
 
 def test_checkpoints_come_in_the_order_of_training(tmp_path: Path) -> None:

@@ -34,11 +34,11 @@ from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.shapes import Shapes, shapes_of
+from lmgym.training.begin_stage import begin_stage
 from lmgym.training.planning.memory import estimate
 from lmgym.training.planning.memory_passes import largest_pass
 from lmgym.training.planning.memory_table import Estimate, Part
 from lmgym.training.setup import start
-from lmgym.training.stage import begin_stage
 from lmgym.types import Episode, Example, Turn
 from tests import models, rounding, runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)

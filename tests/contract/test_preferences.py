@@ -226,7 +226,7 @@ def test_check_train_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 )
 def test_what_does_not_go_together(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(LmgymError, match=said):
-        build_config(runs.tiny(task=runs.JUDGED, **changes)).check()
+        build_config(runs.tiny(task=runs.JUDGED, **changes))
 
 
 @pytest.mark.parametrize(

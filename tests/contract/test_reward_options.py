@@ -20,8 +20,8 @@ from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.running import parallel
 from lmgym.rewards.views import without_thinking
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.play import background_scoring
-from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import apply_rewards, collect
 from lmgym.training.setup import held_out_rewards
 from lmgym.types import Episode, Example, Turn

@@ -21,7 +21,7 @@ from lmgym.gateway.session import Mailbox
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.serving import Serving
 from lmgym.text.chat import decode
 from lmgym.types import BarePrompt

@@ -9,6 +9,7 @@ import pytest
 from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.config.schema import Config, Stage
+from lmgym.config.together import check_together
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.models.policy import Policy
@@ -55,7 +56,8 @@ def test_an_unknown_driver_is_refused_with_the_valid_names() -> None:
     with pytest.raises(LmgymError, match=r"unknown driver 'mine'; Valid: first_order, trust_region"):
         updated(Mine())
     with pytest.raises(LmgymError, match="unknown driver 'mine'"):  # in a run, before anything begins
-        Config(stages=[Stage(task={"name": "arithmetic"}, rewards={"final_answer": 1.0}, algorithm=Mine())]).check()
+        stage = Stage(task={"name": "arithmetic"}, rewards={"final_answer": 1.0}, algorithm=Mine())
+        check_together(Config(stages=[stage]))
 
 
 def test_the_trust_region_is_for_trpo() -> None:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from lmgym.core.errors import LmgymError
-from lmgym.training.checkpoints.checkpoint import load_optimizer, moments
+from lmgym.training.checkpoints.moments import load_optimizer, moments_of
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
@@ -60,7 +60,7 @@ def test_its_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
     whole, first = made("adamw_8bit"), made("adamw_8bit")
     walk(whole, range(6))
     walk(first, range(3))
-    save_file(moments(first.torch), tmp_path / "optimizer.safetensors")
+    save_file(moments_of(first.torch), tmp_path / "optimizer.safetensors")
     second = made("adamw_8bit")
     for own, saved in zip(second.parameters, first.parameters, strict=True):
         own.data.copy_(saved.data)

@@ -8,8 +8,8 @@ from lmgym.batch import collate
 from lmgym.core.errors import LmgymError
 from lmgym.inference.sampler import Sampler
 from lmgym.models.load import PolicySection, load_policy
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.given_answers import given_turn, given_turns
-from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import demonstrate
 from lmgym.text.chat import prompt_ids
 from lmgym.types import Example

@@ -20,8 +20,8 @@ from lmgym.functional.divergences import Divergence, with_rest
 from lmgym.models.kernels.fused_divergence import FusedDivergence, with_logits, with_top
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.hints import hinted_episodes, hinted_prompt
-from lmgym.rollouts.players import Actor
 from lmgym.types import Episode, Example, RecipeText, Turn
 from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs

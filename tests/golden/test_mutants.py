@@ -32,10 +32,10 @@ from lmgym.models.bound import Gap
 from lmgym.models.integrity import check_finite, check_vocabulary
 from lmgym.models.policy import Policy
 from lmgym.rewards.base import Reward
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.evaluate import EvaluationSection, better_directions
 from lmgym.rollouts.given_answers import labelled_steps
 from lmgym.rollouts.hints import hinted_prompt
-from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import apply_rewards, collect
 from lmgym.types import Episode, Example, LabelledStep, Restriction, Turn
 from lmgym.updates.first_order import first_order, optimizer_step

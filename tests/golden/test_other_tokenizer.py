@@ -20,8 +20,8 @@ from lmgym.functional.divergences import Divergence, class_logprobs
 from lmgym.logs.console import Console
 from lmgym.models.cross_teaching import TokenClasses, token_classes
 from lmgym.models.policy import Policy
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.other_tokenizer import in_other_tokens
-from lmgym.rollouts.players import Actor
 from lmgym.text.alignment import spans_of
 from lmgym.text.token_pairs import token_pairs
 from lmgym.types import BarePrompt, Episode, Example, Turn

@@ -14,8 +14,8 @@ from lmgym.core.errors import LmgymError
 from lmgym.functional.steps import first_wrong, step_ends, values_after
 from lmgym.models.policy import Policy
 from lmgym.models.reward_model import as_reward_model
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.given_answers import labelled_steps
-from lmgym.rollouts.players import Actor
 from lmgym.text.steps import split_steps, step_ids
 from lmgym.types import Example, LabelledStep
 from tests import models

@@ -26,7 +26,7 @@ from lmgym.inference.vllm.engine import VLLM, Query, Sampled, weights_of
 from lmgym.models import lora
 from lmgym.models.policy import Policy
 from lmgym.models.rounding import RoundedWeights
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect, demonstrate
 from lmgym.tasks.stream import mixture_slot
 from lmgym.types import Episode, Example, Turn

@@ -16,7 +16,7 @@ from lmgym.envs.conversation import Conversation
 from lmgym.envs.tools.calculator import calculator
 from lmgym.envs.tools.calls import Call, Unreadable
 from lmgym.envs.tools.parsing import parse_calls
-from lmgym.envs.tools.schema import Answer, answer_call, cut, prepare, schema, tool
+from lmgym.envs.tools.schema import Answer, begin_call, cut, prepare, schema, tool
 from lmgym.types import Example
 
 HERE = "tests.golden.test_tools"
@@ -171,7 +171,7 @@ def test_schema_of_nulls_is_json_schema() -> None:
 
 def test_the_example_is_no_parameter_of_the_model() -> None:
     assert list(schema(lookup)["function"]["parameters"]["properties"]) == ["key"]
-    assert answer_call(Call("lookup", {"key": "answer"}), {"lookup": prepare(lookup)}, QUESTION, 100).text == "408"
+    assert begin_call(Call("lookup", {"key": "answer"}), {"lookup": prepare(lookup)}, QUESTION, 100).text == "408"
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_only_so_many_calls_are_made() -> None:
 )  # fmt: skip
 def test_a_wrong_call_is_answered_by_json(one: Call | Unreadable, error: str) -> None:
     tools = {function.__name__: prepare(function) for function in (weather, mixed, calculator)}
-    assert answer_call(one, tools, QUESTION, 1000) == Answer(json.dumps({"error": error}), invalid=True)
+    assert begin_call(one, tools, QUESTION, 1000) == Answer(json.dumps({"error": error}), invalid=True)
 
 
 @pytest.mark.parametrize(
@@ -349,11 +349,11 @@ def test_a_wrong_call_is_answered_by_json(one: Call | Unreadable, error: str) ->
 )
 def test_what_a_call_comes_to(one: Call, expected: Answer) -> None:
     tools = {function.__name__: prepare(function) for function in (weather, returns, raises, leaves, calculator)}
-    assert answer_call(one, tools, QUESTION, 1000) == expected
+    assert begin_call(one, tools, QUESTION, 1000) == expected
 
 
 def test_a_number_with_too_many_digits_is_an_error() -> None:
-    result = answer_call(Call("returns", {"kind": "huge"}), {"returns": prepare(returns)}, QUESTION, 1000)
+    result = begin_call(Call("returns", {"kind": "huge"}), {"returns": prepare(returns)}, QUESTION, 1000)
     assert result.failed and "error" in json.loads(result.text)
 
 
@@ -361,9 +361,9 @@ def test_long_results_keep_both_ends_and_say_so() -> None:
     assert cut("x" * 60, 60) == "x" * 60
     short = cut("a" * 500 + "b" * 500, 100)
     assert short == "a" * 28 + "\n[... 944 of 1000 characters left out ...]\n" + "b" * 28  # 28 + 43 + 28 = 99
-    long_result = answer_call(Call("weather", {"city": "x" * 5000}), {"weather": prepare(weather)}, QUESTION, 200)
+    long_result = begin_call(Call("weather", {"city": "x" * 5000}), {"weather": prepare(weather)}, QUESTION, 200)
     assert len(long_result.text) <= 200 and long_result.text.startswith('{"xxx') and "left out" in long_result.text
-    long_error = answer_call(Call("raises", {"message": "x" * 5000}), {"raises": prepare(raises)}, QUESTION, 200)
+    long_error = begin_call(Call("raises", {"message": "x" * 5000}), {"raises": prepare(raises)}, QUESTION, 200)
     assert len(long_error.text) <= 200 and "left out" in json.loads(long_error.text)["error"]
 
 

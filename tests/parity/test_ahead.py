@@ -179,4 +179,4 @@ def test_two_ranks_stop_and_go_on(group: Group, tmp_path: Path) -> None:  # noqa
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
-        build_config(runs.tiny(**changes)).check()
+        build_config(runs.tiny(**changes))

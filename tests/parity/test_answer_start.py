@@ -14,7 +14,7 @@ from lmgym.inference.sampler import Sampler
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.policy import Policy
 from lmgym.rewards.views import strip_thoughts, with_text
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect, demonstrate
 from lmgym.text.chat import continued_ids
 from lmgym.types import Example, Turn

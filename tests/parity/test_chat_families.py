@@ -14,7 +14,7 @@ from lmgym.envs.program import AgentProgram
 from lmgym.envs.vector import InProcess
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect
 from lmgym.types import Episode, Example
 from tests.chat_families import FAMILIES, contexts, expected_before, forced

@@ -20,8 +20,8 @@ from lmgym.models.critic import with_critic
 from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.policy import VALUE_HEAD, Policy
+from lmgym.training.begin_stage import begin_stage
 from lmgym.training.setup import start
-from lmgym.training.stage import begin_stage
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
 from lmgym.updates.prepare import prepare

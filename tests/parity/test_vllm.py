@@ -367,14 +367,14 @@ def test_sets_that_are_not_known_are_refused(tmp_path: Path, monkeypatch: pytest
 )
 def test_a_recipe_that_does_not_fit_is_refused(engine: dict, sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
-        build_config(runs.tiny(engine=engine)).check()
+        build_config(runs.tiny(engine=engine))
 
 
 def test_a_stage_that_samples_by_top_p_is_refused() -> None:
     servers = {"name": "vllm", "address": "http://a"}
-    build_config(runs.tiny(engine=servers, sampling={"max_new_tokens": 4, "top_k": 5})).check()
+    build_config(runs.tiny(engine=servers, sampling={"max_new_tokens": 4, "top_k": 5}))
     with pytest.raises(LmgymError, match=r"not those of top_p and min_p, which stage"):
-        build_config(runs.tiny(engine=servers, sampling={"max_new_tokens": 4, "top_p": 0.5})).check()
+        build_config(runs.tiny(engine=servers, sampling={"max_new_tokens": 4, "top_p": 0.5}))
 
 
 def test_vllm_here_without_vllm_says_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

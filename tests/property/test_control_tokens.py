@@ -28,6 +28,7 @@ from lmgym.rewards.learned.rows import chat_ids, plain_ids, text_rows
 from lmgym.rewards.learned.scorers import Scorer
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
 from lmgym.tasks.base import examples_from_prompts, load_task
+from lmgym.text.answer_ends import end_id
 from lmgym.text.chat import (
     Cut,
     answer_ids,
@@ -35,7 +36,6 @@ from lmgym.text.chat import (
     continued_ids,
     decode,
     decoder_answer_ids,
-    end_id,
     prompt_ids,
     source_ids,
 )
@@ -520,16 +520,16 @@ def test_prompts_on_the_command_line_make_none(tmp_path: Path, capsys: pytest.Ca
     """An answer to "<eos>" is the one to its five characters: a greedy answer is a function of the prompt's ids."""
     recipe = runs.write(tmp_path / "recipe.yaml", task={"name": "arithmetic"}, sampling={"max_new_tokens": 4})
     seen = []
-    import lmgym.rollouts.players as players
+    import lmgym.rollouts.actor as actor
 
-    original = players.Actor.encode_prompt
+    original = actor.Actor.encode_prompt
 
     def watch(self: Any, *arguments: Any, **options: Any) -> list[int]:
         seen.append(original(self, *arguments, **options))
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(players.Actor, "encode_prompt", watch)
+        patch.setattr(actor.Actor, "encode_prompt", watch)
         assert main(["generate", str(recipe), "--prompt", "<eos>2+2="]) == 0
     capsys.readouterr()
     assert seen == [[1, *models.tokenizer()("<", add_special_tokens=False)["input_ids"], *seen[0][2:]]]

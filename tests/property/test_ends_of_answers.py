@@ -12,10 +12,11 @@ from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.models.policy import Policy
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.given_answers import given_turn
-from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import collect, demonstrate
-from lmgym.text.chat import answer_ids, appended_ids, end_id, prompt_ids, template_notes
+from lmgym.text.answer_ends import end_id, template_notes
+from lmgym.text.chat import answer_ids, appended_ids, prompt_ids
 from lmgym.types import Example, Message
 from tests import models, runs
 

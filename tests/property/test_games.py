@@ -21,7 +21,7 @@ from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import number_tokenizer
 from lmgym.models.policy import Policy
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect, demonstrate, groups_of
 from lmgym.text.chat import decode
 from lmgym.types import Episode, Example

@@ -24,7 +24,7 @@ from lmgym.gateway.server import LARGEST, Gateway
 from lmgym.gateway.session import MOST_WAITING, Mailbox, Place, Tree, Waiting
 from lmgym.gateway.wire import Answer, ChatRequest, Refused, Reply, Said, read_json
 from lmgym.inference.base import Sampling
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect
 from lmgym.types import Example
 from tests.property.test_rendering import Script, chat, ids_of

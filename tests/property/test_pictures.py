@@ -21,7 +21,7 @@ from lmgym.envs.vector import Opening
 from lmgym.logs.traces.trace import packed, row_of_turns, unpacked
 from lmgym.pictures.ids import is_piece, piece_ids
 from lmgym.pictures.store import FIRST_FRAME, FORMATS, MOST_BYTES, PictureStore, keep_pictures_in, shown
-from lmgym.rollouts.players import PromptCache
+from lmgym.rollouts.actor import PromptCache
 from lmgym.tasks.prompt_forms import in_form, with_options
 from lmgym.text.chat import Cut, answer_ids, appended_ids, plain_text, prompt_ids
 from lmgym.text.control import split_text

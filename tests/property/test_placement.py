@@ -18,7 +18,7 @@ from lmgym.envs.vector import EnvFailure, InProcess
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.load import PolicySection, load_policy
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect
 from lmgym.text.chat import prompt_ids
 from lmgym.types import Example

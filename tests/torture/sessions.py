@@ -26,7 +26,7 @@ from lmgym.envs.vector import InProcess
 from lmgym.gateway import server
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.processes.keeper import Outcome
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect
 from lmgym.text.chat import decode
 from lmgym.types import Example

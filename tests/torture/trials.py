@@ -36,9 +36,10 @@ from lmgym.pictures.store import current_store
 from lmgym.tasks.base import MissingSplit, load_task
 from lmgym.text.chat import prompt_ids
 from lmgym.text.pictures import read_pictures
+from lmgym.training.begin_stage import begin_stage
 from lmgym.training.loop import advance, begin_step, collate_step, gather
 from lmgym.training.setup import start
-from lmgym.training.stage import StageRun, begin_stage
+from lmgym.training.stage import StageRun
 from lmgym.types import Example
 from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
-from lmgym.rollouts.players import Actor
+from lmgym.rollouts.actor import Actor
 from tests.chat_families import FAMILIES, forced
 from tests.models import in_double
 from tests.parity.test_chat_families import BOUND, TEMPERATURE, check_ids, gaps, sessions

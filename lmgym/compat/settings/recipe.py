@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.algorithms.reinforce import PolicyGradient
-from lmgym.compat.settings.read import Code, Settings
+from lmgym.compat.settings.settings import Code, Settings
 from lmgym.config.build import build_config
 from lmgym.config.yaml import write_yaml
 from lmgym.core import registry

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from lmgym.compat.settings.read import Code
 from lmgym.compat.settings.recipe import Draft
+from lmgym.compat.settings.settings import Code
 
 OTHERS = r"(?i)async_?grpo|bco|nash|xpo|sdft|sdpo|\bssd|tpo\b|prm|minillm|\bcpo|gold|distillation"
 REWARDS = "reward_funcs reward_function reward_model reward_model_path reward_model_name_or_path"

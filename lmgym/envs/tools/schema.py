@@ -18,7 +18,6 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.envs.tools.calls import Call, Unreadable, shorter
-from lmgym.processes.coroutines import result_of
 from lmgym.types import Example
 
 PLAIN: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -116,24 +115,18 @@ def schema(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def answer_call(call: Call | Unreadable, tools: Mapping[str, Tool], example: Example, max_result_chars: int) -> Answer:
-    """Make a call. The answer is its result (text as it is, anything else as JSON; of a coroutine function what it
-    returns in the end) or {"error": ...}, in at most `max_result_chars` characters. No mistake of the model or the tool
-    raises; only ToolLost does.
-
-    Example:
-        >>> answer_call(Call("sqrt", {}), {"python": tool("python")}, example, 1000).text
-        '{"error": "there is no tool \\'sqrt\\'; Valid: python."}'
-    """
-    answer: Answer = result_of(begin_call(call, tools, example, max_result_chars))
-    return answer
-
-
 def begin_call(
     call: Call | Unreadable, tools: Mapping[str, Tool], example: Example, max_result_chars: int
 ) -> Answer | Coroutine[Any, Any, Answer]:
-    """`answer_call`, but for a tool that is a coroutine function, or returns another awaitable, the answer is to be
-    awaited, so that several calls can wait together."""
+    """Make a call. The answer is its result (text as it is, anything else as JSON) or {"error": ...}, in at most
+    `max_result_chars` characters. No mistake of the model or the tool raises; only ToolLost does. For a tool that is a
+    coroutine function, or returns another awaitable, the answer is to be awaited, so that several calls can wait
+    together.
+
+    Example:
+        >>> begin_call(Call("sqrt", {}), {"python": tool("python")}, example, 1000).text
+        '{"error": "there is no tool \\'sqrt\\'; Valid: python."}'
+    """
     if isinstance(call, Unreadable):
         return Answer(_error(call.reason, max_result_chars), invalid=True)
     # A wrong call is answered by its mistake, and the tool is not called.

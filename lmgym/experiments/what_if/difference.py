@@ -79,17 +79,11 @@ class StepDifference:
 
 def compare_steps(real: Retaken, changed: Retaken) -> StepDifference:
     """Two retaken steps of the same answers. Example: compare_steps(real, real).moved.cosine -> 1.0"""
-    answers = [
-        AnswerChange(
-            index,
-            str(one.example["id"]),
-            one.turns[-1].text if one.turns else "",
-            (one.score, changed.answers[index].score),
-            (mean_advantage(one), mean_advantage(changed.answers[index])),
-        )
-        for index, one in real.answers.items()
-        if index in changed.answers
-    ]
+    answers = []
+    for index, one in ((index, one) for index, one in real.answers.items() if index in changed.answers):
+        other, text = changed.answers[index], one.turns[-1].text if one.turns else ""
+        advantages = mean_advantage(one), mean_advantage(other)
+        answers.append(AnswerChange(index, str(one.example["id"]), text, (one.score, other.score), advantages))
     names = sorted(name for name in {*real.record, *changed.record} if name.startswith("loss/"))
     both = real.gradient is not None and changed.gradient is not None
     return StepDifference(

@@ -18,10 +18,11 @@ from lmgym.experiments.what_if.question import Question
 from lmgym.logs.console import Console
 from lmgym.logs.doctor.facts import bounded
 from lmgym.logs.records import METRICS, read_records
+from lmgym.training.begin_stage import begin_stage
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import choose_machine
 from lmgym.training.setup import load_weights, start
-from lmgym.training.stage import StageRun, begin_stage
+from lmgym.training.stage import StageRun
 
 Records = dict[int, dict[str, Any]]  # the training record of each step of a stage
 

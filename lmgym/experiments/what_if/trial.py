@@ -19,7 +19,8 @@ from lmgym.rollouts.evaluate import better_directions, is_share, measured
 from lmgym.rollouts.rollout import groups_of
 from lmgym.stats.paired import Paired, compare_paired
 from lmgym.training.setup import evaluate_actor, held_out_rewards
-from lmgym.training.stage import StageRun, save_checkpoint
+from lmgym.training.stage import StageRun
+from lmgym.training.stage_checkpoint import save_checkpoint
 
 ROWS = 10  # steps of a curve that are printed
 Values = dict[tuple[int, str], list[float]]  # of each step and prompt, a number for each answer

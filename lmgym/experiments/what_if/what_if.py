@@ -8,16 +8,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.experiments.what_if.difference import StepDifference, compare_steps, unlike_record
 from lmgym.experiments.what_if.question import Question
 from lmgym.experiments.what_if.retake import Retaken, Steps, retake
-from lmgym.experiments.what_if.standing import (
-    Start,
-    check_learned,
-    find_start,
-    opened,
-    standing,
-    step_records,
-)
+from lmgym.experiments.what_if.standing import Start, check_learned, find_start, opened, standing, step_records
 from lmgym.logs.console import Console
-from lmgym.training.stage import save_checkpoint
+from lmgym.training.stage_checkpoint import save_checkpoint
 
 
 @dataclass(frozen=True)

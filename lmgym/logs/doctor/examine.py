@@ -11,8 +11,6 @@ from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
-from lmgym.core.errors import LmgymError
-from lmgym.core.files import nearby
 from lmgym.logs.doctor.facts import Answer, Facts, Record, answer_of_record, bounded, facts_of
 from lmgym.logs.doctor.history import History, Level, Sign
 from lmgym.logs.doctor.rules import LEVELS, RULES
@@ -209,15 +207,10 @@ def _ended_early(folder: Path, recipe: Mapping[str, Any], histories: Sequence[Hi
     losses = [name for name in last.columns if name.startswith("loss/")]
     metric = next((name for name in ("reward", *losses, *last.columns) if name in last.columns), "")
     where = f" of stage {facts.name}" if several else ""
-    sign = Sign(
-        "moderate",
-        f"the run ended after {step + 1} of {planned} steps{where}, without its results: it was stopped, killed, or it "
-        "failed",
-        f"go on with `lmgym train {folder}`; if it ends again, its last sentence says why",
-        metric,
-        last.columns[metric][-1] if metric else 0.0,
-        steps=1,
-    )
+    ended = f"the run ended after {step + 1} of {planned} steps{where}, without its results"
+    what = f"{ended}: it was stopped, killed, or it failed"
+    remedy = f"go on with `lmgym train {folder}`; if it ends again, its last sentence says why"
+    sign = Sign("moderate", what, remedy, metric, last.columns[metric][-1] if metric else 0.0, steps=1)
     return Finding("ended_early", facts.stage, facts.name, step, sign, step, step)
 
 
@@ -233,15 +226,3 @@ def _seconds(history: History) -> dict[str, float]:
 
 def _name(history: History) -> str:
     return history.facts.name or f"stage {history.facts.stage + 1}"
-
-
-def check_is_run(folder: Path) -> None:
-    """Raise LmgymError unless this is the folder of a single run."""
-    if not folder.is_dir():
-        raise LmgymError(f"there is no run folder {folder}{nearby(Path(folder))}")
-    if (folder / METRICS).is_file():
-        return
-    members = sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))
-    if members:
-        raise LmgymError(f"{folder} holds {len(members)} runs; name one of them, such as {folder / members[0]}")
-    raise LmgymError(f"{folder} has no {METRICS}, so it is no run; name the folder of a run, such as runs/quickstart")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from lmgym.logs.doctor import rules_policy as policy
 from lmgym.logs.doctor import rules_reward as reward
+from lmgym.logs.doctor.held_out import goal_metric, held_out_change
 from lmgym.logs.doctor.history import WINDOW, History, Level, Sign
 
 LEVELS: tuple[Level, ...] = ("severe", "moderate", "minor")
@@ -35,7 +36,7 @@ class Rule:
         metric = self.held_out(history)
         if metric is None and history.evaluations:
             return "needs a held-out metric that is no part of the reward: name one in evaluation.metrics"
-        compared = metric and reward.held_out_change(history, metric) and history.then_and_now("reward")[0]
+        compared = metric and held_out_change(history, metric) and history.then_and_now("reward")[0]
         return "" if compared else "needs two evaluations of several prompts, some 15 steps apart"
 
 
@@ -55,7 +56,7 @@ RULES = (
     Rule("reward_collapse", reward.reward_collapse, has("reward"), WINDOW + 1),
     Rule("rarely_earned", reward.rarely_earned, has("reward"), WINDOW),
     Rule("overfitting", reward.overfitting, has("reward"), held_out=lambda _: "reward"),
-    Rule("reward_hacking", reward.reward_hacking, has("reward"), held_out=reward.goal_metric),
+    Rule("reward_hacking", reward.reward_hacking, has("reward"), held_out=goal_metric),
     Rule("reward_hole", reward.reward_hole, looked_at, 1),
     Rule("repeated_phrases", reward.repeated_phrases, has("repeated")),
     Rule("equal_groups", reward.equal_groups, has("zero_variance_groups"), WINDOW),

@@ -4,8 +4,9 @@ import math
 from statistics import fmean as mean
 from statistics import median_high as median  # a single odd step does not move it
 
-from lmgym.logs.doctor.history import History, Sign, errors_apart, rose
-from lmgym.logs.doctor.rules_reward import EQUAL_GROUPS, held_out_change
+from lmgym.logs.doctor.held_out import held_out_change
+from lmgym.logs.doctor.history import History, Level, Sign, errors_apart, rose
+from lmgym.logs.doctor.rules_reward import EQUAL_GROUPS
 
 ENTROPY_LEFT, ENTROPY_GONE = 0.1, 1e-3
 """Share of the first entropy; a fall is normal if it is paid for with reward (arXiv 2505.22617). Nats per token, at
@@ -52,10 +53,8 @@ def entropy_collapse(history: History) -> Sign | None:
         return None
     also = "nearly all answers to a prompt are alike" if history.gained else "the reward has not risen with it"
     what = f"the entropy has fallen from {max(first):.3g} to {mean(recent):.3g} nats per token, and {also}"
-    remedy = (
-        "lower optimizer.learning_rate, raise algorithm.group_size, or set algorithm.entropy_coefficient to 0.001 to "
-        "0.01"
-    )
+    remedy = "lower optimizer.learning_rate, raise algorithm.group_size, or set algorithm.entropy_coefficient to 0.001 "
+    remedy += "to 0.01"
     return Sign("severe", what, remedy, "entropy", mean(recent), ENTROPY_LEFT * max(first))
 
 
@@ -101,9 +100,8 @@ def sampler_gap(history: History) -> Sign | None:
         "much"
     )
     remedy = "set policy.compute: float32 or policy.path: plain, or algorithm.correction: truncated"
-    return Sign(
-        "severe" if mean(recent) > 10 * limit else "moderate", what, remedy, "sampler_logprob_gap", mean(recent), limit
-    )
+    level: Level = "severe" if mean(recent) > 10 * limit else "moderate"
+    return Sign(level, what, remedy, "sampler_logprob_gap", mean(recent), limit)
 
 
 def dead_critic(history: History) -> Sign | None:
@@ -117,14 +115,8 @@ def dead_critic(history: History) -> Sign | None:
         f"after {len(history)} steps the value function explains {median(recent):.3g} of the returns' variance, {worse}"
     )
     remedy = "raise optimizer.critic_learning_rate or algorithm.value_coefficient, or set policy.critic: separate"
-    return Sign(
-        "moderate" if median(recent) < HARMFUL or unmoved else "minor",
-        what,
-        remedy,
-        "value/explained_variance",
-        median(recent),
-        EXPLAINED,
-    )
+    level: Level = "moderate" if median(recent) < HARMFUL or unmoved else "minor"
+    return Sign(level, what, remedy, "value/explained_variance", median(recent), EXPLAINED)
 
 
 def learning_rate_too_high(history: History) -> Sign | None:
@@ -239,14 +231,8 @@ def environment_errors(history: History) -> Sign | None:
     share = column[-1]
     what = f"{share:.0%} of a step's episodes ended because their environment failed, and do not train"
     remedy = "read the warning of that step, try `lmgym.check_env`, or raise env.seconds"
-    return Sign(
-        "severe" if share >= MANY_ERRORS else "moderate" if share >= SOME_ERRORS else "minor",
-        what,
-        remedy,
-        "environment_errors",
-        share,
-        steps=1,
-    )
+    level: Level = "severe" if share >= MANY_ERRORS else "moderate" if share >= SOME_ERRORS else "minor"
+    return Sign(level, what, remedy, "environment_errors", share, steps=1)
 
 
 def invalid_actions(history: History) -> Sign | None:

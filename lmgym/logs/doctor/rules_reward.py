@@ -4,7 +4,8 @@ import math
 from statistics import fmean as mean
 
 from lmgym.logs.doctor.facts import bounded
-from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Sign, errors_apart, fell, rose
+from lmgym.logs.doctor.held_out import goal_metric, held_out_change, relative_gain
+from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Level, Sign, errors_apart, fell, rose
 
 EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
 """Share of groups without a signal: docs/metrics.md calls up to a half healthy; from here most sampling is lost."""
@@ -19,9 +20,8 @@ LOST = 0.4
 """Share of the range between the worst and the best answer that the mean reward has lost again."""
 CARRIED = 0.9
 """Share of the gain in reward that one component brings."""
-GAIN, FOLLOWS = 0.1, 0.5
-"""Least gain in reward, as a share of the range of scores, that a held-out metric is compared with; the share of it
-that the metric must be able to have gained within its interval."""
+FOLLOWS = 0.5
+"""The share of the gain in reward that a held-out metric must be able to have gained within its interval."""
 RARELY, FEW = 0.02, 2.0
 """Share of the answers that earn a reward, and their number in a step, below both of which there is hardly anything to
 learn from. frozen_lake begins at 0.014 of 256, which is 3.6, and learns."""
@@ -30,18 +30,6 @@ HOLE, LOOKED_AT = 0.5, 48
 have so many answers together. A judge that tosses a coin gets there by one trick once in 2,800 times."""
 REPEATED = 0.5
 """Share of repeated runs of four tokens: human text is below 0.01, degenerate text above 0.4 (arXiv 1908.04319)."""
-ALWAYS_EVALUATED = (
-    "reward",
-    "length/mean",
-    "truncated",
-    "truncated/context",
-    "environment_errors",
-    "unjudged",
-    "reference_nll",
-)
-LOWER_IS_BETTER = ("perplexity", "causal_perplexity")
-
-Bounds = tuple[float, float, float]  # mean, low, high
 
 
 def reward_collapse(history: History) -> Sign | None:
@@ -162,14 +150,8 @@ def equal_groups(history: History) -> Sign | None:
         "choose easier or harder prompts (task), a finer reward, or a larger algorithm.group_size; with a base model, "
         "begin with a supervised stage"
     )
-    return Sign(
-        "severe" if mean(recent) >= NO_GROUPS else "moderate",
-        what,
-        remedy,
-        "zero_variance_groups",
-        mean(recent),
-        EQUAL_GROUPS,
-    )
+    level: Level = "severe" if mean(recent) >= NO_GROUPS else "moderate"
+    return Sign(level, what, remedy, "zero_variance_groups", mean(recent), EQUAL_GROUPS)
 
 
 def truncation(history: History) -> Sign | None:
@@ -262,7 +244,8 @@ def rarely_earned(history: History) -> Sign | None:
     # Where all tracked answers earned the same, that is nothing, or there is no telling what more would be.
     if low == high and low > 0:
         return None
-    share = (mean(recent) - low) / (high - low if high > low else max(1.0, -low))
+    span = high - low if high > low else max(1.0, -low)
+    share = (mean(recent) - low) / span
     half = len(recent) // 2
     if share >= RARELY or share * mean(answers) >= FEW or rose(first, recent) or rose(recent[:half], recent[half:]):
         return None
@@ -270,48 +253,16 @@ def rarely_earned(history: History) -> Sign | None:
     held_out = [bounded(record.get(metric)) for record in history.evaluations[-1:]]
     also = "" if held_out in ([], [None]) else f"; held-out {metric} is {held_out[0]:.3g}"
     named = f"the reward {heaviest}, which has the largest weight," if len(weights) > 1 else "the reward"
-    return Sign(
-        "severe" if mean(recent) <= low else "moderate",
+    what = (
         f"{named} is hardly ever earned: its mean is {mean(recent):.3g}, as if {share * mean(answers):.2g} of "
-        f"{mean(answers):.0f} answers in a step had the best{also}",
-        "choose easier prompts (task), begin with a supervised stage, let the reward pay what is nearly right, or take "
-        "more answers to a prompt (algorithm.group_size)",
-        column,
-        mean(recent),
-        low + RARELY * (high - low if high > low else max(1.0, -low)),
+        f"{mean(answers):.0f} answers in a step had the best{also}"
     )
-
-
-def relative_gain(history: History) -> float | None:
-    """By how much of the range of scores the training reward has risen from the first evaluation to the newest; None if
-    it has not, or by less than a tenth."""
-    low, high = history.ranges.get("", (0.0, 0.0))
-    then, now = history.then_and_now("reward")
-    if not (high > low and rose(then, now)):
-        return None
-    gain = (mean(now) - mean(then)) / (high - low)
-    return gain if gain >= GAIN else None
-
-
-def goal_metric(history: History) -> str | None:
-    """The first held-out metric that is no part of the reward."""
-    trained = {name for name, weight in history.facts.weights.items() if weight}
-    for name in history.evaluations[-1] if history.evaluations else ():
-        has_interval = f"{name}/low" in history.evaluations[-1] and "/" not in name
-        if has_interval and name not in (*ALWAYS_EVALUATED, *LOWER_IS_BETTER, *trained):
-            return name
-    return None
-
-
-def held_out_change(history: History, name: str) -> tuple[Bounds, Bounds] | None:
-    """A held-out metric in the first and in the newest evaluation. None with fewer than two evaluations, or without
-    intervals, which say how much of a change may be chance."""
-    if len(history.evaluations) < 2:
-        return None
-    ends = (history.evaluations[0], history.evaluations[-1])
-    found = [[bounded(record.get(f"{name}{end}")) for end in ("", "/low", "/high")] for record in ends]
-    known = [(middle, low, high) for middle, low, high in found if None not in (middle, low, high)]
-    return (known[0], known[1]) if len(known) == 2 else None  # type: ignore[return-value]
+    remedy = (
+        "choose easier prompts (task), begin with a supervised stage, let the reward pay what is nearly right, or take "
+        "more answers to a prompt (algorithm.group_size)"
+    )
+    level: Level = "severe" if mean(recent) <= low else "moderate"
+    return Sign(level, what, remedy, column, mean(recent), low + RARELY * span)
 
 
 def _has_room(history: History, name: str) -> bool:

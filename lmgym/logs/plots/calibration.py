@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lmgym.core.errors import LmgymError
-from lmgym.logs.plots.figures import BLUE, GREY, figure_of
+from lmgym.logs.plots.figures import BLUE, GREY, figure_of, legend_above, points_with_intervals
 from lmgym.stats.calibration import Bin, calibration_error
 
 if TYPE_CHECKING:
@@ -29,28 +31,14 @@ def calibration_plot(bins: Sequence[Bin], out: Path) -> Path:
 
 def _reliability(axes: "Axes", bins: Sequence[Bin]) -> None:
     axes.plot([0.5, 1], [0.5, 1], color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="calibrated")
-    shares = [one.right for one in bins]
-    below = [one.right - one.right_low for one in bins]
-    beyond = [one.right_high - one.right for one in bins]
-    axes.errorbar(
-        [one.confidence for one in bins],
-        shares,
-        yerr=[[max(one, 0.0) for one in below], [max(one, 0.0) for one in beyond]],  # rounding may be below 0
-        color=BLUE,
-        marker="o",
-        markersize=5.5,
-        linestyle="none",
-        elinewidth=1.8,
-        capsize=3,
-        label="decisions of a bin, 95% interval",
-    )
+    confidence, *shares = np.array([[one.confidence, one.right, one.right_low, one.right_high] for one in bins]).T
+    points_with_intervals(axes, confidence, shares, BLUE, "o", "decisions of a bin, 95% interval", line=False)
     axes.set_xlim(0.49, 1.01)
     axes.set_ylim(min(0.48, *(one.right_low - 0.02 for one in bins)), 1.02)
     axes.set_ylabel("share that is right")
     decisions = sum(one.count for one in bins)
     axes.set_title(f"Calibration error {calibration_error(bins):.3f} of {decisions:,} decisions", pad=22)
-    # Above the axes, below the title: there it hides no data.
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.1)
+    legend_above(axes, columns=2)
 
 
 def _counts(axes: "Axes", bins: Sequence[Bin]) -> None:

@@ -8,11 +8,7 @@ import numpy as np
 
 from lmgym.core.errors import LmgymError
 from lmgym.logs.plots.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
+    COLOURS,
     figure_of,
     finite,
     limit_y,
@@ -27,7 +23,6 @@ from lmgym.stats.intervals import student_t
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", "#56B4E9", "#000000", GREY)
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values; both [points]
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # The palette of Okabe & Ito, which is safe for colour-blind readers.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", "#56B4E9", "#000000", GREY)  # of lines, in this order
 LONGEST_TEXT = 120  # characters of a name in a picture
 STYLE = Path(__file__).with_name("lmgym.mplstyle")
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.logs.plots.curves import COLOURS, Curve, mean_and_band
-from lmgym.logs.plots.figures import GREY, LONGEST_TEXT, figure_of, finite, floats, limit_y, plot_text, running_mean
+from lmgym.logs.plots import figures
+from lmgym.logs.plots.curves import Curve, mean_and_band
+from lmgym.logs.plots.figures import COLOURS, GREY, figure_of, finite, floats, limit_y, plot_text, running_mean
 from lmgym.logs.records import METRICS, Record, read_records
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _curve(folder: Path, run: Sequence[Record], kind: str, name: str, stage: int
 def _draw(lines: Sequence[Line], label: str, where: str, words: str, out: Path) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    names = LETTER * min(LONGEST_TEXT, max(len(line.name) for line in lines)) + 0.15
+    names = LETTER * min(figures.LONGEST_TEXT, max(len(line.name) for line in lines)) + 0.15
     width, left, below, above = WIDTH + names, 0.75, 0.55, 0.35
     with figure_of(out, width, HEIGHT, arranged=False, dpi=200) as figure:
         box = (left / width, below / HEIGHT, (WIDTH - left) / width, (HEIGHT - below - above) / HEIGHT)

@@ -11,10 +11,8 @@ import numpy as np
 from lmgym.core.errors import LmgymError
 from lmgym.logs.plots.figures import (
     BLUE,
-    GREEN,
+    COLOURS,
     GREY,
-    ORANGE,
-    PURPLE,
     figure_of,
     finite,
     floats,
@@ -29,7 +27,7 @@ from lmgym.logs.records import StepClock, read_records
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS, MARKERS = (ORANGE, GREEN, PURPLE), ("o", "D", "s")  # of the splits: told apart without colours too
+MARKERS = ("o", "D", "s")  # of the splits: told apart without colours too
 ALWAYS_EVALUATED = ("reward", "length/mean", "truncated")  # metrics of every task; other metrics are preferred
 ENDS = ("", "/low", "/high")  # of a metric's name: the keys of its mean and interval
 LEAST_KL = 1e-6  # nats per token: below it a divergence is rounding
@@ -175,7 +173,7 @@ def _held_out(run: Records, axes: "Axes") -> None:
         counts = {record.get("count") for _, record in chosen}
         size = f", {counts.pop()} prompts" if len(counts) == 1 and None not in counts else ""
         few = len(set(steps[np.isfinite(mean)].tolist())) < 3  # before and after: nothing is known between them
-        colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+        colour, marker = COLOURS[1 + place % len(MARKERS)], MARKERS[place % len(MARKERS)]
         label = plot_text(f"{split}{size}")
         points_with_intervals(axes, steps, (mean, *ends), colour, marker, label, line=not few, aside=6.0 * (place > 0))
 
@@ -184,7 +182,7 @@ def _lines(names: Sequence[str]) -> Callable[[Records, "Axes"], None]:
     """Draws several train metrics, each with its name."""
 
     def draw(run: Records, axes: "Axes") -> None:
-        for name, colour in zip(names, cycle((BLUE, *COLOURS)), strict=False):
+        for name, colour in zip(names, cycle(COLOURS[:4]), strict=False):
             _line(run, axes, run.column(name), colour, plot_text(_other_policy(name)))
 
     return draw

@@ -4,7 +4,8 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from lmgym.core.endpoint import Endpoint, EndpointError, ask, check_address, give_up, in_threads, read_key, start_of
 from lmgym.core.errors import LmgymError
@@ -12,7 +13,7 @@ from lmgym.core.registry import register
 from lmgym.processes.pool import Failure
 from lmgym.rewards.learned.judge_prompts import SYSTEM, Item, check_template, judge_messages
 from lmgym.rewards.learned.rows import clean
-from lmgym.rewards.learned.scorers import loads_early
+from lmgym.rewards.learned.scorers import Values, filling_in, loads_early
 from lmgym.rewards.views import without_thinking
 from lmgym.types import Example
 
@@ -24,26 +25,81 @@ Conversation = Sequence[tuple[str, str]]  # (role, content) of each message
 Reply = TypeVar("Reply")
 
 
+@dataclass(frozen=True)
+class Served:
+    """A chat model behind an endpoint, which so many requests may ask at the same time.
+
+    Example: Served(endpoint, 8).replies([(("user", "2+2="),)], ask_endpoint) -> ["4"]"""
+
+    endpoint: Endpoint
+    concurrency: int
+
+    def replies(
+        self, questions: Sequence[Conversation], ask: Callable[[Endpoint, Conversation], Reply]
+    ) -> list[Reply | Failure]:
+        """The replies in order, a Failure for a request that fails. Raises LmgymError if none of the first
+        `concurrency` requests works."""
+        worked = list[bool]()
+
+        def patiently(question: Conversation) -> Reply | Failure:
+            try:
+                reply = ask(self.endpoint, question)
+            except EndpointError as error:
+                worked.append(False)
+                if len(worked) >= min(self.concurrency, len(questions)) and not any(worked):
+                    raise
+                return Failure("error", str(error))
+            worked.append(True)
+            return reply
+
+        return in_threads(patiently, questions, self.concurrency)
+
+
+def by_endpoint(
+    check: Callable[..., object] = lambda examples, **arguments: None,
+) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
+    """Decorator: the last argument without a name is the judge, a `Served` model. The reward is called without it, and
+    takes in its place the arguments that say where it is and how to ask it, which `endpoint_judge` explains. They are
+    looked up before training, with this `check`; no request is sent then, since it may cost money.
+
+    Example:
+        >>> @register("reward", "polite")
+        ... @by_endpoint()
+        ... def polite(texts, examples, judge):
+        ...     questions = [(("user", f"Is this polite? {text}"),) for text in texts]
+        ...     return [float(reply == "Yes") for reply in judge.replies(questions, ask_endpoint)]
+    """
+
+    def decorate(function: Callable[..., Values]) -> Callable[..., Values]:
+        def reward(
+            *texts: Any, base_url: str, model: str, key_variable: str | None = None,
+            options: dict[str, Any] | None = None, seconds: float = 60.0, retries: int = 4, wait: float = 1.0,
+            concurrency: int = 8, **arguments: Any,
+        ) -> Values:  # fmt: skip
+            name, amounts = function.__name__, {"seconds": seconds, "wait": wait, "retries": retries}
+            endpoint = judge_endpoint(name, base_url, model, key_variable, options, concurrency, **amounts)
+            return function(*texts, Served(endpoint, concurrency), **arguments)
+
+        asked = loads_early(check)(filling_in(reward, function))
+        asked.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
+        return asked
+
+    return decorate
+
+
 @register("reward", "endpoint_judge")
-@loads_early()  # it sends no request, which may cost money
+@by_endpoint()
 def endpoint_judge(
     texts: list[str],
     examples: list[Example],
+    served: Served,
     *,
-    base_url: str,
-    model: str,
-    key_variable: str | None = None,
     template: str = TEMPLATE,
     system: str = SYSTEM,
     read: Literal["number", "yes_no"] = "number",
     lowest: float = 1.0,
     highest: float = 10.0,
     unreadable: float | None = None,
-    options: dict[str, Any] | None = None,
-    seconds: float = 60.0,
-    retries: int = 4,
-    wait: float = 1.0,
-    concurrency: int = 8,
 ) -> list[float | Failure]:
     """A chat model's judgement of each answer: its number over `highest`, or 1 (yes) or 0 (no) with `read: yes_no`.
 
@@ -61,8 +117,6 @@ def endpoint_judge(
     Raises LmgymError if the endpoint fails for the first `concurrency` requests.
 
     Example: endpoint_judge(["4"], [example], base_url="http://localhost:8000/v1", model="judge") -> [1.0]"""
-    amounts = {"seconds": seconds, "wait": wait, "retries": retries}
-    endpoint = judge_endpoint("endpoint_judge", base_url, model, key_variable, options, concurrency, **amounts)
     check_template("endpoint_judge", template)
     if (read == "number" and not lowest < highest) or highest <= 0:
         raise LmgymError(f"key 'rewards.endpoint_judge.highest' is {highest}; it must be above 0 and above {lowest}")
@@ -72,8 +126,7 @@ def endpoint_judge(
         messages = judge_messages(system, template, Item(0, example, "", text), text)
         conversations.append(tuple((message["role"], clean(message["content"])) for message in messages))
     distinct = list(dict.fromkeys(conversations))
-    ask_one = PatientJudge(endpoint, min(concurrency, len(distinct)), ask_endpoint)
-    replies = dict(zip(distinct, in_threads(ask_one, distinct, concurrency), strict=True))
+    replies = dict(zip(distinct, served.replies(distinct, ask_endpoint), strict=True))
     # Read the value of each reply.
     values = list[float | Failure]()
     for conversation, example in zip(conversations, examples, strict=True):
@@ -83,29 +136,8 @@ def endpoint_judge(
             continue
         value = _read(reply, read, lowest, highest, unreadable)
         expected = "yes or no" if read == "yes_no" else f"number from {lowest:g} to {highest:g}"
-        values.append(_unread(endpoint, example, expected, reply) if value is None else value)
+        values.append(_unread(served.endpoint, example, expected, reply) if value is None else value)
     return values
-
-
-endpoint_judge.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
-
-
-class PatientJudge(Generic[Reply]):
-    """Asks, and returns a Failure where that fails; but raises if none of the first `most` requests has worked."""
-
-    def __init__(self, endpoint: Endpoint, most: int, ask: Callable[[Endpoint, Conversation], Reply]) -> None:
-        self.endpoint, self.most, self.ask, self.worked = endpoint, most, ask, list[bool]()
-
-    def __call__(self, conversation: Conversation) -> Reply | Failure:
-        try:
-            reply = self.ask(self.endpoint, conversation)
-        except EndpointError as error:
-            self.worked.append(False)
-            if len(self.worked) >= self.most and not any(self.worked):
-                raise
-            return Failure("error", str(error))
-        self.worked.append(True)
-        return reply
 
 
 def _unread(endpoint: Endpoint, example: Example, expected: str, reply: str) -> Failure:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmgym.core.endpoint import Endpoint, EndpointError, in_threads
+from lmgym.core.endpoint import Endpoint, EndpointError
 from lmgym.core.errors import represent, warn
 from lmgym.processes.pool import Failure
 from lmgym.rewards.learned.choices import Choices, Question
-from lmgym.rewards.learned.endpoint import PatientJudge, text_and_logprobs
+from lmgym.rewards.learned.endpoint import Served, text_and_logprobs
 from lmgym.rewards.learned.rows import clean
 from lmgym.rewards.views import without_thinking
 
@@ -29,10 +29,9 @@ Reply = tuple[str, Any]  # its text, and its field `logprobs`
 class EndpointJudge:
     """A chat model behind an endpoint. Equal questions of one call are sent once.
 
-    Example: EndpointJudge(endpoint, 8).probabilities([question], YES_NO) -> [[0.93, 0.07]]"""
+    Example: EndpointJudge(served).probabilities([question], YES_NO) -> [[0.93, 0.07]]"""
 
-    endpoint: Endpoint
-    concurrency: int
+    served: Served
 
     def probabilities(self, questions: Sequence[Question], choices: Choices) -> list[list[float] | Failure]:
         """A request that fails, or a reply that names no choice, is a Failure. Raises LmgymError if the endpoint fails
@@ -42,8 +41,7 @@ class EndpointJudge:
             for question in questions
         ]
         distinct = list(dict.fromkeys(asked))
-        judge = PatientJudge(self.endpoint, min(self.concurrency, len(distinct)), reply_with_logprobs)
-        replies = in_threads(judge, distinct, self.concurrency)
+        replies = self.served.replies(distinct, reply_with_logprobs)
         said = {one: self._read(reply, choices) for one, reply in zip(distinct, replies, strict=True)}
         return [said[one] for one in asked]
 
@@ -54,20 +52,22 @@ class EndpointJudge:
         word = last_choice(text, choices)
         if word is None:
             wanted = " or ".join(spellings[0] for spellings in choices)
-            start = represent(self.endpoint.redacted(text)[:100])
-            return Failure("error", f"{self.endpoint.owner}: the reply has no {wanted}: {start}; change the template")
+            endpoint = self.served.endpoint
+            start = represent(endpoint.redacted(text)[:100])
+            return Failure("error", f"{endpoint.owner}: the reply has no {wanted}: {start}; change the template")
         shares = choice_shares(logprobs, choices, word)
         if shares is None:
             self._say_once()
         return shares or [float(place == word) for place in range(len(choices))]
 
     def _say_once(self) -> None:
-        server = self.endpoint.base_url, self.endpoint.model
+        endpoint = self.served.endpoint
+        server = endpoint.base_url, endpoint.model
         if server not in _told:
             _told.add(server)
             warn(
-                f"{self.endpoint.owner}: {self.endpoint.base_url} gives no logprobs of '{self.endpoint.model}', so "
-                "what it answers counts as certain (1 or 0)"
+                f"{endpoint.owner}: {endpoint.base_url} gives no logprobs of '{endpoint.model}', so what it answers "
+                "counts as certain (1 or 0)"
             )
 
 

@@ -9,17 +9,15 @@ from itertools import combinations
 from typing import Any, Literal
 
 from lmgym.core import seeds
-from lmgym.core.endpoint import in_threads
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.processes.pool import Failure
 from lmgym.rewards.base import Judgement
 from lmgym.rewards.champions import champion_of
 from lmgym.rewards.groups import of_groups
-from lmgym.rewards.learned.endpoint import PatientJudge, ask_endpoint, judge_endpoint
+from lmgym.rewards.learned.endpoint import Served, ask_endpoint, by_endpoint
 from lmgym.rewards.learned.judge_prompts import check_template
 from lmgym.rewards.learned.ranking import SYSTEM, question
-from lmgym.rewards.learned.scorers import loads_early
 from lmgym.rewards.views import without_thinking
 from lmgym.stats.bradley_terry import beats, bradley_terry
 from lmgym.types import Example
@@ -33,25 +31,18 @@ Order = Literal["both", "first", "second"]
 
 
 @register("reward", "endpoint_pairs")
-@loads_early()  # it sends no request
 @of_groups
+@by_endpoint()
 def endpoint_pairs(
     texts: list[list[str]],
     examples: list[Example],
+    served: Served,
     *,
-    base_url: str,
-    model: str,
     against: Against = "group",
     opponents: int | None = None,
     order: Order = "both",
-    key_variable: str | None = None,
     template: str = TEMPLATE,
     system: str = SYSTEM,
-    options: dict[str, Any] | None = None,
-    seconds: float = 60.0,
-    retries: int = 4,
-    wait: float = 1.0,
-    concurrency: int = 8,
 ) -> list[list[Judgement]]:
     """How good each answer is, from 0 to 1, as a chat model says of pairs, each asked in both orders.
 
@@ -68,18 +59,12 @@ def endpoint_pairs(
 
     Example: endpoint_pairs([["4", "5", "4"]], [example], base_url="http://localhost:8000/v1", model="judge")
     -> [[0.75, 0.25, 0.75]]"""
-    amounts = {"seconds": seconds, "wait": wait, "retries": retries}
-    endpoint = judge_endpoint("endpoint_pairs", base_url, model, key_variable, options, concurrency, **amounts)
     check_template("endpoint_pairs", template)
     asked = asked_pairs("endpoint_pairs", texts, examples, against, opponents, order)
     questions = [question(system, template, examples[number], order) for number, order in asked]
-    judge = PatientJudge(endpoint, max(min(concurrency, len(questions)), 1), ask_endpoint)
-    replies = in_threads(judge, questions, concurrency)
+    replies = served.replies(questions, ask_endpoint)
     said = [reply if isinstance(reply, Failure) else verdict(reply) for reply in replies]
     return pair_values(texts, examples, against, asked, said)
-
-
-endpoint_pairs.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
 
 
 def moves_champion(*, against: Against = "group", **_: Any) -> bool:

@@ -7,19 +7,16 @@ import math
 import re
 from collections.abc import Sequence
 from string import ascii_uppercase
-from typing import Any
 
 from lmgym.core import seeds
-from lmgym.core.endpoint import in_threads
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.processes.pool import Failure
 from lmgym.rewards.base import Judgement
 from lmgym.rewards.groups import of_groups
-from lmgym.rewards.learned.endpoint import PatientJudge, ask_endpoint, judge_endpoint
+from lmgym.rewards.learned.endpoint import Served, ask_endpoint, by_endpoint
 from lmgym.rewards.learned.judge_prompts import Item, check_template, judge_messages
 from lmgym.rewards.learned.rows import clean
-from lmgym.rewards.learned.scorers import loads_early
 from lmgym.rewards.views import without_thinking
 from lmgym.types import Example
 
@@ -32,23 +29,16 @@ LETTERS = re.compile(r"\b[A-Z]\b")
 
 
 @register("reward", "endpoint_ranking")
-@loads_early()  # it sends no request
 @of_groups
+@by_endpoint()
 def endpoint_ranking(
     texts: list[list[str]],
     examples: list[Example],
+    served: Served,
     *,
-    base_url: str,
-    model: str,
-    key_variable: str | None = None,
     template: str = TEMPLATE,
     system: str = SYSTEM,
     repeats: int = 2,
-    options: dict[str, Any] | None = None,
-    seconds: float = 60.0,
-    retries: int = 4,
-    wait: float = 1.0,
-    concurrency: int = 8,
 ) -> list[list[Judgement]]:
     """The place of each answer in its group, from 1 (the best) down to 0, as a chat model orders them; the mean over
     `repeats` questions, of which every second one has the order of the one before reversed.
@@ -59,8 +49,6 @@ def endpoint_ranking(
 
     Example: endpoint_ranking([["4", "5", "4"]], [example], base_url="http://localhost:8000/v1", model="judge")
     -> [[1.0, 0.0, 1.0]]"""
-    amounts = {"seconds": seconds, "wait": wait, "retries": retries}
-    endpoint = judge_endpoint("endpoint_ranking", base_url, model, key_variable, options, concurrency, **amounts)
     check_template("endpoint_ranking", template)
     if repeats < 1:
         raise LmgymError(f"key 'rewards.endpoint_ranking.repeats' must be at least 1, not {repeats}")
@@ -71,16 +59,12 @@ def endpoint_ranking(
         for shown in orders(group, example, repeats)
     ]
     questions = [question(system, template, examples[number], shown) for number, shown in asked]
-    judge = PatientJudge(endpoint, min(concurrency, len(questions)), ask_endpoint)
-    replies = in_threads(judge, questions, concurrency)
+    replies = served.replies(questions, ask_endpoint)
     # 2. What each reply says of the texts that it was shown.
     said: list[list[dict[str, float] | Failure]] = [[] for _ in texts]
     for (number, shown), reply in zip(asked, replies, strict=True):
         said[number].append(reply if isinstance(reply, Failure) else places(reply, shown))
     return [[_mean(found, text) for text in group] for group, found in zip(texts, said, strict=True)]
-
-
-endpoint_ranking.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
 
 
 def orders(group: Sequence[str], example: Example, repeats: int) -> list[list[str]]:

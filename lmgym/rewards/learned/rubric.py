@@ -8,10 +8,10 @@ from lmgym.core.registry import register
 from lmgym.processes.pool import Failure
 from lmgym.rewards.learned.choices import YES_NO, Judge, LocalJudge, Question
 from lmgym.rewards.learned.criteria import criteria_of, rubric_value
-from lmgym.rewards.learned.endpoint import judge_endpoint
+from lmgym.rewards.learned.endpoint import Served, by_endpoint
 from lmgym.rewards.learned.endpoint_choices import EndpointJudge
 from lmgym.rewards.learned.judge_prompts import SYSTEM, Item, check_template
-from lmgym.rewards.learned.scorers import Scorer, by_model, loads_early
+from lmgym.rewards.learned.scorers import Scorer, by_model
 from lmgym.types import Example
 
 TEMPLATE = (
@@ -60,23 +60,16 @@ def rubric(
 
 
 @register("reward", "endpoint_rubric")
-@loads_early(_checked("endpoint_rubric"))  # it sends no request
+@by_endpoint(_checked("endpoint_rubric"))
 def endpoint_rubric(
     texts: list[str],
     examples: list[Example],
+    served: Served,
     *,
-    base_url: str,
-    model: str,
     criteria: Criteria = None,
     column: str | None = None,
-    key_variable: str | None = None,
     template: str = TEMPLATE,
     system: str = SYSTEM,
-    options: dict[str, Any] | None = None,
-    seconds: float = 60.0,
-    retries: int = 4,
-    wait: float = 1.0,
-    concurrency: int = 8,
 ) -> list[float | Failure]:
     """As `rubric`, by a chat model behind an endpoint: a request for each criterion of each answer, equal ones once.
 
@@ -87,13 +80,7 @@ def endpoint_rubric(
 
     Example: endpoint_rubric(["4"], [example], base_url="http://localhost:8000/v1", model="judge",
     criteria=["Is it even?"]) -> [0.97]"""
-    amounts = {"seconds": seconds, "wait": wait, "retries": retries}
-    endpoint = judge_endpoint("endpoint_rubric", base_url, model, key_variable, options, concurrency, **amounts)
-    judge = EndpointJudge(endpoint, concurrency)
-    return _values("endpoint_rubric", judge, texts, examples, criteria, column, template, system)
-
-
-endpoint_rubric.limits_itself = True  # type: ignore[attr-defined]  # each request has its own time limit
+    return _values("endpoint_rubric", EndpointJudge(served), texts, examples, criteria, column, template, system)
 
 
 def _values(

@@ -118,19 +118,24 @@ def by_model(
             scorer = replace(shared, reward=name, truncation=truncation, tokens_per_forward=tokens_per_forward)
             return function(*texts, scorer, **arguments)
 
-        # What a recipe may write: the function's own arguments, and these.
-        named = inspect.Parameter.KEYWORD_ONLY
-        first, *others = [p for p in inspect.signature(reward).parameters.values() if p.kind is named]
-        own = list(inspect.signature(function).parameters.values())
-        texts, keywords = [p for p in own if p.kind is not named], [p for p in own if p.kind is named]
-        added = [p for p in others if cuts or p.name != "truncation"]
-        update_wrapper(reward, function)
-        signature = inspect.Signature([*texts[:-1], first, *keywords, *added])
-        reward.__signature__ = signature  # type: ignore[attr-defined]
-        reward.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-        return loads_early(check)(reward)
+        return loads_early(check)(filling_in(reward, function, () if cuts else ("truncation",)))
 
     return decorate
+
+
+def filling_in(reward: Any, function: Callable[..., Values], without: Sequence[str] = ()) -> Callable[..., Values]:
+    """The reward, which makes the last argument without a name of `function`, under that function's name. A recipe may
+    give it the arguments of both, but those named in `without`."""
+    named = inspect.Parameter.KEYWORD_ONLY
+    first, *others = [p for p in inspect.signature(reward).parameters.values() if p.kind is named]
+    own = list(inspect.signature(function).parameters.values())
+    texts, keywords = [p for p in own if p.kind is not named], [p for p in own if p.kind is named]
+    signature = inspect.Signature([*texts[:-1], first, *keywords, *(p for p in others if p.name not in without)])
+    update_wrapper(reward, function)
+    reward.__signature__ = signature
+    reward.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    filled: Callable[..., Values] = reward
+    return filled
 
 
 def load_scorer(

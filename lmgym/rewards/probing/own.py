@@ -66,10 +66,7 @@ def try_tricks(judging: Judging, groups: Sequence[Sequence[Episode]], room: int)
 
 
 def _signs(
-    judging: Judging,
-    trick: Probe,
-    chosen: Sequence[tuple[Case, tuple[str, ...], float]],
-    plain: Sequence[float | None],
+    judging: Judging, trick: Probe, chosen: Sequence[tuple[Case, tuple[str, ...], float]], plain: Sequence[float | None]
 ) -> list[int]:
     beside = [texts if judging.in_groups else () for _, texts, _ in chosen]
     changed = [trick.write(case) or "" for case, _, _ in chosen]

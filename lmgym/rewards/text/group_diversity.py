@@ -13,12 +13,7 @@ from lmgym.types import Example
 @register("reward", "group_diversity")
 @of_groups
 def group_diversity(
-    texts: list[list[str]],
-    examples: list[Example],
-    *,
-    n: int = 2,
-    punctuation: bool = True,
-    tokens: Tokens = "words",
+    texts: list[list[str]], examples: list[Example], *, n: int = 2, punctuation: bool = True, tokens: Tokens = "words"
 ) -> list[list[float | None]]:
     """1 less the mean similarity to each other answer of the group, from 0 (all are equal) to 1: similarity is Dice's
     coefficient of the runs of 1 to `n` words, 2 |A and B| / (|A| + |B|) as multisets. A group of one is not judged.

@@ -24,20 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import flush, replacing, usual_modes
-from lmgym.distributed.parts import cut_like, is_part, whole
 from lmgym.logs.writer import disk_errors, make_folder
 from lmgym.models.policy import Policy
 from lmgym.training.checkpoints import manifest
 from lmgym.training.checkpoints.manifest import damage as damage
+from lmgym.training.checkpoints.moments import MOMENTS
 
 FORMAT = 3
 READABLE = (2, 3)  # 2 has no fingerprint.json, no "records" in state.json, and no manifest in its frozen copies
-REQUIRED = ("state.json", "algorithm.json", "optimizer.safetensors")
+REQUIRED = ("state.json", "algorithm.json", MOMENTS)
 SAVING, OLD = ".saving-", ".old-"  # beginnings of hidden names: not yet whole; replaced, about to be deleted
 
 
@@ -52,13 +51,12 @@ def save(
 ) -> Path:
     """Write one checkpoint below `folder` atomically; returns its path. `moments` are the optimizer's; `algorithm`,
     `state` (with "stage" and "step"), `fingerprint` and `parts` (by the name of their file; empty ones are left out)
-    are plain JSON. Raises LmgymError if the disk is full;
-    earlier checkpoints are left as they were."""
+    are plain JSON. Raises LmgymError if the disk is full; earlier checkpoints are left as they were."""
     path = folder / _name(state["stage"], state["step"])
 
     def write(hidden: Path) -> None:
         policy.save(hidden)
-        save_file(dict(moments), hidden / "optimizer.safetensors")
+        save_file(dict(moments), hidden / MOMENTS)
         (hidden / "algorithm.json").write_text(json.dumps(algorithm))
         for name, part in (parts or {}).items():
             if part:
@@ -205,34 +203,6 @@ def read_part(path: Path, name: str) -> dict[str, Any]:
     """A part of a checkpoint that not every run has, such as the answers that were "ahead"; empty without it."""
     file = path / f"{name}.json"
     return _read_json(file) if file.exists() else {}
-
-
-def moments(optimizer: torch.optim.Optimizer, keep: bool = True) -> dict[str, torch.Tensor]:
-    """The optimizer's state by parameter, to be written; where each rank holds a part, they come together in memory of
-    the CPU, on the ranks that `keep` them, and all ranks must ask at once."""
-    found = {}
-    for index, entry in optimizer.state_dict()["state"].items():
-        # bitsandbytes counts steps in an int, and shows its 8-bit moments in a dictionary of their own.
-        inner = [item for value in entry.values() if isinstance(value, dict) for item in value.items()]
-        for key, value in (*(item for item in entry.items() if not isinstance(item[1], dict)), *inner):
-            together = whole(torch.as_tensor(value)).contiguous()
-            if keep:
-                found[f"{index}.{key}"] = together.cpu() if is_part(value) else together
-    return found
-
-
-def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Put the saved moments back, bit for bit; rates, betas and the like stay as the recipe has them now."""
-    file, state = path / "optimizer.safetensors", dict[int, dict[str, Any]]()
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    try:
-        for name, tensor in load_file(file).items():
-            index, _, key = name.partition(".")
-            own = cut_like(tensor.clone(), parameters[int(index)])  # off the mapped file, which will be deleted
-            state.setdefault(int(index), {})[key] = int(own) if own.dtype == torch.int64 else own
-    except (SafetensorError, OSError, ValueError, IndexError) as error:
-        raise LmgymError(f"{file} holds no state of an optimizer ({error}); take the checkpoint before it") from error
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def prune(newest: Path, keep: int) -> list[Path]:

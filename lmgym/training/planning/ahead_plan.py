@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.inference.kinds import MOST_AHEAD
 from lmgym.logs.timings import timing_columns
+from lmgym.training.planning.report import Report
 
 COLUMNS = 60  # of a chart
 SHOWN = 5  # steps of a chart
@@ -146,3 +148,24 @@ def _longest(record: dict[str, Any]) -> float:
     """The seconds until the last answer of a step was sampled and scored."""
     columns = timing_columns(record, max([1, *(len(own) for own in record.values() if isinstance(own, list))]))
     return sum(max((one for one in column if one is not None), default=0.0) for column in columns.values())
+
+
+def report_ahead(
+    report: Report, config: Config, index: int, expected: tuple[float, float], folder: Path | None
+) -> None:
+    """Report who samples what when, and which number of steps ahead is worth while: by the seconds of the steps that a
+    run folder tells of, else by those that were `expected` of sampling and of the rest."""
+    engine, in_turn = config.engine, config.engine.kind.shares_weights
+    if engine.chunk is not None:  # a run's records have the seconds of answers, which several calls have sampled
+        report.note(f"the plan of engine.ahead: {engine.ahead}, chunk: {engine.chunk}, by a few answers:")
+        most = config.stages[index].sampling.max_new_tokens
+        report.note(*chunk_lines(*expected, engine.ahead, engine.chunk, most, in_turn))
+        return
+    rollouts, updates = measured_steps(folder, index) if folder is not None else ([], [])
+    source = f"the {len(rollouts)} steps that were taken"
+    if not rollouts:
+        rollouts, updates, source = [expected[0]] * 50, [expected[1]] * 50, "a few answers, as if all steps were equal"
+    means = (sum(rollouts) / len(rollouts), sum(updates) / len(updates))
+    report.note(f"the plan of engine.ahead: {engine.ahead}, by {source}:")
+    report.note(*chart(*means, engine.ahead, in_turn))
+    report.note(ahead_sentence(rollouts, updates, engine.ahead))

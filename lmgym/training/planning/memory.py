@@ -15,13 +15,7 @@ from lmgym.config.schema import Config, Stage
 from lmgym.distributed.process_group import BUCKET
 from lmgym.models.kernels.fused_logprobs import TILE
 from lmgym.models.shapes import Shapes
-from lmgym.training.planning.memory_passes import (
-    add_put_together,
-    add_rollout,
-    add_update,
-    is_rounded,
-    largest_pass,
-)
+from lmgym.training.planning.memory_passes import add_put_together, add_rollout, add_update, is_rounded, largest_pass
 from lmgym.training.planning.memory_table import MASTER, Estimate
 from lmgym.training.planning.preflight import kept_bytes
 

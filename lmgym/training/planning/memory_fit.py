@@ -5,6 +5,7 @@ from typing import Literal
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.config.schema import Config, Stage
+from lmgym.config.together import check_together
 from lmgym.core.errors import LmgymError
 from lmgym.models.shapes import Shapes
 from lmgym.training.planning.memory import parts_of, trained_parameters
@@ -45,7 +46,7 @@ def other_form(config: Config) -> Config | None:
     sharding: Literal["none", "fsdp"] = "none" if config.distributed.sharding == "fsdp" else "fsdp"
     other = replace(config, distributed=replace(config.distributed, sharding=sharding))
     try:
-        other.check()
+        check_together(other)
     except LmgymError:
         return None
     return other

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import shortened
 from lmgym.envs.vector import Envs, Opening
+from lmgym.models.policy import Policy
 from lmgym.pictures.ids import is_piece, picture_of
-from lmgym.text.chat import has_template
+from lmgym.text.chat import answer_ids, decoder_answer_ids, has_template, start_ids
 from lmgym.text.control import control_tokens, split_text
 from lmgym.text.template import NO_TOOLS, ignores_tools, template_pieces
-from lmgym.types import BarePrompt, Example
+from lmgym.training.planning.report import Report
+from lmgym.types import BarePrompt, Episode, Example
 
 LOOKED_AT = 1000  # examples
 SHOWN = 1200  # characters of a prompt
@@ -93,3 +96,42 @@ def lost_tools(envs: Envs, example: Example, tokenizer: Any) -> bool:
     if not isinstance(opening, Opening) or not has_template(tokenizer, opening.prompt):
         return False
     return not isinstance(opening.prompt, str) and ignores_tools(tokenizer, opening.prompt, opening.template)
+
+
+def report_prompts(
+    report: Report,
+    config: Config,
+    stage: Stage,
+    policy: Policy,
+    examples: Sequence[Example],
+    episodes: Sequence[Episode],
+) -> None:
+    """Report a prompt as the policy has read it, and the lengths of prompts and references."""
+    start = config.policy.answer_start
+    given = len(start_ids(policy.tokenizer, start, policy.encoder_decoder))
+    read = [episode.turns[0].source_ids or episode.turns[0].prompt_ids for episode in episodes if episode.turns]
+    if not read:
+        return
+    lengths = [len(ids) for ids in read]
+    if not getattr(policy.tokenizer, "chat_template", None) and any(len(one.messages) > 2 for one in episodes):
+        report.note("messages of the environment are joined without marks, since the model has no chat template")
+    report.note(f"a prompt as the model reads it, control tokens in ⟦⟧: {prompt_as_read(policy.tokenizer, read[0])}")
+    report.note(f"prompt tokens: {min(lengths)} to {max(lengths)}; context {policy.context or 'without limit'}")
+    # What an answer shares its context with.
+    before = len(policy.decoder_start) + given if policy.encoder_decoder else max(lengths)
+    room = None if policy.context is None else policy.context - before
+    if room is not None and room < stage.sampling.max_new_tokens:
+        report.warn(f"the longest of {len(examples)} prompts leaves room for {max(room, 0)} new tokens, fewer than "
+                    f"sampling.max_new_tokens ({stage.sampling.max_new_tokens})")  # fmt: skip
+    references = [
+        len(decoder_answer_ids(policy.tokenizer, text, given > 0))
+        if policy.encoder_decoder
+        else len(answer_ids(policy.tokenizer, example.prompt, text, config.policy.chat_template_kwargs, start))
+        for example in examples
+        for text in example.references
+    ]
+    if references:
+        report.note(f"reference tokens: {min(references)} to {max(references)}")
+        if max(references) > stage.sampling.max_new_tokens:
+            report.warn(f"a reference has {max(references)} tokens, more than sampling.max_new_tokens "
+                        f"({stage.sampling.max_new_tokens}): right answers would be cut off")  # fmt: skip

@@ -18,12 +18,12 @@ class Report:
     lines: list[str] = field(default_factory=list)
     problems: int = 0
 
-    def note(self, text: str) -> None:
-        self.lines.append(f"  {text}")
+    def note(self, *texts: str) -> None:
+        self.lines += [f"  {text}" for text in texts]
 
-    def warn(self, text: str) -> None:
-        self.lines.append(f"! {text}")
-        self.problems += 1
+    def warn(self, *texts: str) -> None:
+        self.lines += [f"! {text}" for text in texts]
+        self.problems += len(texts)
 
     def doing(self, what: str) -> None:
         """Print the lines so far, and on standard error what takes its time now."""
