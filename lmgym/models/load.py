@@ -44,6 +44,7 @@ from lmgym.models.served_exactly import check_served
 from lmgym.models.vision import (
     family_of,
     freeze_vision,
+    ids_between,
     make_processor,
     picture_tokens,
     processor_files,
@@ -294,7 +295,8 @@ def _with_vision(policy: Policy, section: PolicySection, folder: Path | None) ->
 def _processor(section: PolicySection, config: Any, tokenizer: Any, folder: Path | None) -> Any:
     """The processor of pictures of a recipe's model (of a checkpoint that holds a whole one, the one in its folder);
     None if it reads texts only."""
-    if family_of(config) is None:
+    family = family_of(config)
+    if family is None:
         return None
     own = folder is not None and not (folder / lora.CONFIG).is_file()
     if not own and is_builtin(section.model):
@@ -305,7 +307,11 @@ def _processor(section: PolicySection, config: Any, tokenizer: Any, folder: Path
     if not files:
         return None
     processor, store = make_processor(section.model, files, config, tokenizer), current_store()
-    read_pictures(tokenizer, lambda digest: picture_tokens(processor, digest, store.open(digest)))
+
+    def ids_of(digest: str) -> list[int]:
+        return ids_between(processor, picture_tokens(processor, digest, store.open(digest)), family.around)
+
+    read_pictures(tokenizer, ids_of, family.around)
     return processor
 
 
