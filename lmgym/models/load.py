@@ -42,6 +42,7 @@ from lmgym.models.policy import VALUE_HEAD, Policy, Route
 from lmgym.models.rounding import RoundedWeights
 from lmgym.models.served_exactly import check_served
 from lmgym.models.vision import (
+    check_version,
     family_of,
     freeze_vision,
     ids_between,
@@ -285,6 +286,7 @@ def _with_vision(policy: Policy, section: PolicySection, folder: Path | None) ->
         return policy
     if section.quantise is not None:
         raise LmgymError("policy.quantise: a model that reads pictures is not packed; remove it, or policy.quantise")
+    check_version(policy.model)
     if not section.train_vision:
         freeze_vision(policy.model)
     vision = Vision.of(policy.model, processor, section.train_vision)

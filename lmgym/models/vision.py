@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import AutoImageProcessor, PreTrainedModel
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -55,12 +56,24 @@ FAMILIES = {
 }
 FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json")
 IDS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")  # of a processor's outputs, not of pixels
+FEATURES, NEWER = "mm_encoder_outputs", "5.18"  # an argument of models with DeepStack, and who has it first
 PAD, START, END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"  # of Qwen's templates, which write all three
 
 
 def family_of(config: Any) -> Family | None:
     """What is known of the architecture of this configuration; None if lmgym gives it no pictures."""
     return FAMILIES.get(config.model_type) if getattr(config, "vision_config", None) is not None else None
+
+
+def check_version(model: PreTrainedModel) -> None:
+    """Raise LmgymError for a model whose class, in this version of transformers, takes no features of pictures where
+    lmgym gives it some."""
+    family = family_of(model.config)
+    if family is not None and family.deep and FEATURES not in inspect.signature(model.forward).parameters:
+        raise LmgymError(
+            f"policy.model: transformers {transformers.__version__} takes no features of pictures for "
+            f"{model.config.model_type}; {NEWER} does (pip install -U transformers)"
+        )
 
 
 def language_of(model: PreTrainedModel) -> Any:

@@ -18,7 +18,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.proof import prove
 from lmgym.inference.sampler import Sampler
-from lmgym.models import copies, scoring
+from lmgym.models import copies, scoring, vision
 from lmgym.models.critic import with_critic
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.export import merge_model
@@ -281,8 +281,8 @@ def test_adapters(family: str, train_vision: bool, tmp_path: Path) -> None:
     policy = load(family, lora_rank=2, train_vision=train_vision)
     before = load(family)
     adapted = [name for name, p in policy.model.named_parameters() if p.requires_grad]
-    vision = {name for name in vision_names(policy.model) if "lora_" in name}
-    assert adapted and bool(vision) == train_vision
+    within = {name for name in vision_names(policy.model) if "lora_" in name}
+    assert adapted and bool(within) == train_vision
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -339,6 +339,14 @@ def test_line_breaks_around_a_picture_are_tokens_with_those_of_the_words() -> No
         images = [[drawn.open(digest) for digest in digests[: len(others)]]]
         theirs = processor(text=whole, images=images, add_special_tokens=False)["input_ids"][0]
         assert [placeholder if is_piece(id) else id for id in ours] == list(theirs)
+
+
+def test_an_older_transformers_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the argument that it lacks; only DeepStack needs it."""
+    monkeypatch.setattr(vision, "FEATURES", "no_such_argument")
+    with pytest.raises(LmgymError, match=r"takes no features of pictures for qwen3_vl; 5\.18 does \(pip install -U"):
+        vision.check_version(policy_of("qwen3_vl").model)
+    vision.check_version(policy_of("qwen2_5_vl").model)
 
 
 def test_smolvlm_needs_no_library_of_its_own() -> None:
