@@ -21,6 +21,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
 )
 
 from lmgym.models.builtin import byte_tokenizer
@@ -40,6 +42,10 @@ MARKS = {
         *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
     ],
     "llava_onevision": ["<image>", "<video>"],
+    "smolvlm": [
+        "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+        *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+    ],
     "qwen2_5_vl": ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"],
     "qwen3_vl": ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"],
     "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
@@ -50,6 +56,12 @@ PINPOINTS = [[16, 16], [16, 32], [32, 16], [32, 32]]
 IMAGES: dict[str, dict[str, Any]] = {  # preprocessor_config.json
     "idefics3": {
         "image_processor_type": "Idefics3ImageProcessor",
+        "size": {"longest_edge": 32},
+        "max_image_size": {"longest_edge": 16},
+        **COLOURS,
+    },
+    "smolvlm": {
+        "image_processor_type": "SmolVLMImageProcessor",
         "size": {"longest_edge": 32},
         "max_image_size": {"longest_edge": 16},
         **COLOURS,
@@ -78,6 +90,7 @@ IMAGES: dict[str, dict[str, Any]] = {  # preprocessor_config.json
 }
 PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
     "idefics3": {"processor_class": "Idefics3Processor", "image_seq_len": 4},
+    "smolvlm": {"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
     "llava_onevision": {
         "processor_class": "LlavaOnevisionProcessor",
         "num_image_tokens": 16,
@@ -113,11 +126,12 @@ def model(family: str, seed: int = 0) -> Any:
     ids = words.convert_tokens_to_ids(MARKS[family])
     text = {**TEXT, "vocab_size": len(words)}
     made: Any
-    if family == "idefics3":
-        config = Idefics3Config(
+    if family in ("idefics3", "smolvlm"):
+        smol = family == "smolvlm"
+        config = (SmolVLMConfig if smol else Idefics3Config)(
             vision_config=TOWER, text_config={"model_type": "llama", **text}, scale_factor=2, image_token_id=ids[0]
         )
-        made = Idefics3ForConditionalGeneration(config)
+        made = (SmolVLMForConditionalGeneration if smol else Idefics3ForConditionalGeneration)(config)
     elif family == "llava_onevision":
         tower = {"model_type": "siglip_vision_model", "vision_use_head": False, **TOWER}
         made = LlavaOnevisionForConditionalGeneration(

@@ -16,7 +16,7 @@ from lmgym.envs.placement import workers_for_tools
 from lmgym.envs.tools.entries import tools_of
 from lmgym.envs.tools.parsing import parse_calls
 from lmgym.envs.tools.schema import Answer, begin_call, cut, describe_error
-from lmgym.types import Example, Message, RecipeText
+from lmgym.types import Example, Message, RecipeText, pictures_of
 
 HOW_TO_CALL = """You can call tools. To call one, write its name and its arguments as JSON between these tags, then \
 end your turn:
@@ -55,6 +55,8 @@ class Conversation:
     - `max_turns`: most turns of the policy; an episode that goes on after the last one is truncated.
     - `max_calls`: most calls in one turn; `max_result_chars`: the length to which each result is cut.
     - `invalid_call_penalty`: subtracted from the reward of the turn for each call that cannot be read or made.
+
+    A tool may return a picture of Pillow's, or a text with pictures in it (pictures/store.py, `shown`); so may a user.
 
     A tool or user that is a coroutine function is awaited, and `step` then returns a coroutine of the Step. The
     environments of a rollout wait together (vector.py); within a turn, the calls of such tools come last, one by one.
@@ -224,7 +226,9 @@ class Conversation:
         # Its first turn begins with the instruction to play the user.
         if not self._user_has_prompt:
             first = next((message["content"] for message in self._history if message["role"] == "user"), "")
-            prompt = self._user_prompt.replace("{prompt}", first).replace("{end}", self.user_end)
+            begin, *rest = self._user_prompt.replace("{end}", self.user_end).split("{prompt}")
+            shown = RecipeText(first, (), pictures_of(first))
+            prompt = RecipeText.join(begin, *(piece for text in rest for piece in (shown, text)))
             messages.insert(0, {"role": "system", "content": prompt})
         self._users_turn = self._user_has_prompt = True
         return Step(messages, player=1, info=counts)
@@ -242,8 +246,8 @@ class Conversation:
 
     def _results(self, names: Sequence[str], answers: Sequence[Answer]) -> list[dict[str, str]]:
         if self.tool_role == "user":
-            wrapped = [f"<tool_response>\n{answer.text}\n</tool_response>" for answer in answers]
-            return [{"role": "user", "content": "\n".join(wrapped)}]
+            wrapped = [("\n", "<tool_response>\n", answer.text, "\n</tool_response>") for answer in answers]
+            return [{"role": "user", "content": RecipeText.join(*[piece for one in wrapped for piece in one][1:])}]
         return [
             {"role": "tool", "name": name if name in self._tools else "unknown", "content": answer.text}
             for name, answer in zip(names, answers, strict=True)

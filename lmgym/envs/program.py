@@ -22,10 +22,12 @@ from lmgym.envs.vector import reward_number
 from lmgym.gateway.server import gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
 from lmgym.gateway.wire import SAMPLING, Answer, ChatRequest, Refused
+from lmgym.pictures.addresses import address_of
+from lmgym.pictures.store import current_store
 from lmgym.processes.container import Container
 from lmgym.processes.keeper import Command, Outcome, Program, Start, start_commands
 from lmgym.processes.nursery import Nursery
-from lmgym.types import BarePrompt, Example, Prompt
+from lmgym.types import BarePrompt, Example, Prompt, pictures_of
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 ENDPOINT = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
@@ -38,8 +40,9 @@ KILLED = 128 + 9  # the exit status of a container whose program was killed
 @dataclass(kw_only=True)
 class AgentProgram(Section):
     """A program for each episode. It finds the policy at OPENAI_BASE_URL with OPENAI_API_KEY (or the same of
-    ANTHROPIC), the example as JSON on its standard input, and a seed for what it draws itself in LMGYM_SEED; it works
-    in a folder of its own. Each of its requests is a turn of the policy.
+    ANTHROPIC), the example as JSON on its standard input (its pictures as data: addresses, in `pictures`), and a seed
+    for what it draws itself in LMGYM_SEED; it works in a folder of its own. Each of its requests is a turn of the
+    policy, and may hold pictures, too.
 
     - `command`: the program and its arguments; those that are files here are given by their full path.
     - `function`: in place of a command, a Python function `module:function` of the example, `async` or not, which
@@ -117,7 +120,7 @@ class AgentProgram(Section):
             Program,
             self._start() if self.function is None else _nursery(os.getpid(), self.function).start,
             variables if self._container is None else self._container.variables(variables, ENDPOINT + OTHERS),
-            json.dumps(example.to_json()).encode() + b"\n",
+            json.dumps(_told(example)).encode() + b"\n",
             self.output_mib * 2**20,
             self._mailbox.end,
         )
@@ -222,6 +225,14 @@ class AgentProgram(Section):
                 '{"reward": 1.0}'
             )
         return reward_number(tree["reward"])
+
+
+def _told(example: Example) -> dict[str, Any]:
+    """The example as a program reads it: a picture is a character of a text, and its data: address is beside it."""
+    texts = [example.prompt] if isinstance(example.prompt, str) else [one["content"] for one in example.prompt]
+    shown = [digest for text in texts for _, digest in pictures_of(text)]
+    pictures = {"pictures": [address_of(current_store().open(digest)) for digest in shown]} if shown else {}
+    return {**example.to_json(), **pictures}
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from lmgym.core.errors import represent
+from lmgym.gateway.parts import read_content
 from lmgym.gateway.wire import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -24,7 +25,6 @@ from lmgym.gateway.wire import (
     read_conversation,
     read_stops,
     read_switch,
-    read_text,
 )
 
 NO_EFFECT = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
@@ -136,7 +136,7 @@ def _said(message: Any) -> Said:
     for key, value in message.items():  # clients send back what replies hold: refusal, annotations, audio ...
         if key not in known and value not in (None, [], {}):
             raise Refused(f"a message holds '{key[:100]}', which is not supported; leave it out")
-    text, calls = read_text(message.get("content")), message.get("tool_calls")
+    text, calls = read_content(message.get("content"), role in ("user", "tool")), message.get("tool_calls")
     if calls and role != "assistant":
         raise Refused("only a message of the assistant may hold 'tool_calls'")
     name, call = message.get("name") or "", message.get("tool_call_id") or ""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from lmgym.core.errors import represent
+from lmgym.gateway.parts import read_content
 from lmgym.gateway.wire import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -24,7 +25,6 @@ from lmgym.gateway.wire import (
     read_conversation,
     read_stops,
     read_switch,
-    read_text,
 )
 
 # Each request has to have max_tokens, so it is no mistake; the recipe decides how long an answer may be.
@@ -44,7 +44,7 @@ def read_messages(tree: Any, ignored: Collection[str] = ()) -> ChatRequest:
 
     Example: read_messages({"messages": [{"role": "user", "content": "2+2="}]}).messages[0].text -> '2+2='"""
     given = fields_of(tree, ignored, KNOWN, USUAL)
-    messages = [Said("system", system)] if (system := read_text(_plain(given.get("system")))) else []
+    messages = [Said("system", system)] if (system := read_content(_plain(given.get("system")))) else []
     for message in list_of(given.get("messages"), "messages", MOST_MESSAGES):
         messages += _said(message)
     return ChatRequest(
@@ -121,25 +121,26 @@ def _said(message: Any) -> list[Said]:
     for block in list_of(blocks, "content", MOST_BLOCKS):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result" and role == "user":
-            said.append(Said("tool", read_text(_plain(block.get("content"))), call=_named(block, "tool_use_id")))
+            content = read_content(_plain(block.get("content")), pictures=True)
+            said.append(Said("tool", content, call=_named(block, "tool_use_id")))
         elif kind == "tool_use" and role == "assistant" and isinstance(block.get("input"), dict):
             arguments = json.dumps(block["input"], ensure_ascii=False)
             check(arguments, "a call of a tool")
             calls.append((_named(block, "id"), _named(block, "name"), arguments))
-        elif kind == "text":
+        elif kind == "text" or (kind == "image" and role == "user"):
             texts.append(block)
         else:
             raise Refused(
-                f"a message of the {role} holds {represent(block)}; blocks may be text, tool_use, tool_result"
+                f"a message of the {role} holds {represent(block)}; blocks may be text, image, tool_use, tool_result"
             )
-    text = read_text(_plain(texts))
+    text = read_content(_plain(texts), role == "user")
     if said and not text:
         return said
     return [*said, Said(role, text, tuple(calls))]
 
 
 def _plain(content: Any) -> Any:
-    """Blocks of text without what says how to cache or cite them."""
+    """Blocks without what says how to cache or cite them."""
     if not isinstance(content, list):
         return content
     return [

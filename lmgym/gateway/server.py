@@ -21,7 +21,7 @@ from lmgym.gateway.messages import MESSAGES
 from lmgym.gateway.session import Mailbox, Waiting
 from lmgym.gateway.wire import Refused, read_json
 
-LARGEST = 2**23  # bytes of a request's body
+LARGEST = 2**25  # bytes of a request's body, pictures included
 IDLE = 600.0  # seconds that a connection may be silent: clients keep theirs open between requests
 LINGERING = 2.0  # seconds that a refused client may stay silent before its connection is closed
 MOST_CONNECTIONS = 1024

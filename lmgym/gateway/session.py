@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from lmgym.gateway.wire import Answer, ChatRequest, Refused, Said
+from lmgym.types import pictures_of
 
 MOST_WAITING = 256  # requests of one session at the same time
 
@@ -161,7 +162,8 @@ def _digest(said: Said) -> bytes:
     """Equal for messages that a program would call equal: clients write the arguments of calls anew."""
     calls = [(id, name, _plain(arguments)) for id, name, arguments in said.calls]
     name = "" if said.role == "assistant" else said.name
-    return hashlib.sha256(json.dumps([said.role, said.text, calls, said.call, name]).encode()).digest()
+    shown = pictures_of(said.text)
+    return hashlib.sha256(json.dumps([said.role, said.text, shown, calls, said.call, name]).encode()).digest()
 
 
 def _plain(arguments: str) -> str:

@@ -165,19 +165,6 @@ def read_conversation(messages: Sequence[Said]) -> tuple[Said, ...]:
     return tuple(messages)
 
 
-def read_text(content: Any) -> str:
-    """A message's content, which may come in parts. Raises Refused for parts that are no text."""
-    if content is None:
-        return ""
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else list_of(content, "content", 1000)
-    for part in parts:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise Refused('\'content\' must be a text, or a list of parts such as {"type": "text", "text": ...}')
-    text = "".join(part["text"] for part in parts)
-    check(text, "a message")
-    return text
-
-
 def list_of(value: Any, name: str, most: int) -> list[Any]:
     """The list itself. Raises Refused for anything else, and for a longer one."""
     if not isinstance(value, list) or len(value) > most:

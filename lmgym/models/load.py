@@ -42,8 +42,10 @@ from lmgym.models.policy import VALUE_HEAD, Policy, Route
 from lmgym.models.rounding import RoundedWeights
 from lmgym.models.served_exactly import check_served
 from lmgym.models.vision import (
+    check_version,
     family_of,
     freeze_vision,
+    ids_between,
     make_processor,
     picture_tokens,
     processor_files,
@@ -284,6 +286,7 @@ def _with_vision(policy: Policy, section: PolicySection, folder: Path | None) ->
         return policy
     if section.quantise is not None:
         raise LmgymError("policy.quantise: a model that reads pictures is not packed; remove it, or policy.quantise")
+    check_version(policy.model)
     if not section.train_vision:
         freeze_vision(policy.model)
     vision = Vision.of(policy.model, processor, section.train_vision)
@@ -294,7 +297,8 @@ def _with_vision(policy: Policy, section: PolicySection, folder: Path | None) ->
 def _processor(section: PolicySection, config: Any, tokenizer: Any, folder: Path | None) -> Any:
     """The processor of pictures of a recipe's model (of a checkpoint that holds a whole one, the one in its folder);
     None if it reads texts only."""
-    if family_of(config) is None:
+    family = family_of(config)
+    if family is None:
         return None
     own = folder is not None and not (folder / lora.CONFIG).is_file()
     if not own and is_builtin(section.model):
@@ -305,7 +309,11 @@ def _processor(section: PolicySection, config: Any, tokenizer: Any, folder: Path
     if not files:
         return None
     processor, store = make_processor(section.model, files, config, tokenizer), current_store()
-    read_pictures(tokenizer, lambda digest: picture_tokens(processor, digest, store.open(digest)))
+
+    def ids_of(digest: str) -> list[int]:
+        return ids_between(processor, picture_tokens(processor, digest, store.open(digest)), family.around)
+
+    read_pictures(tokenizer, ids_of, family.around)
     return processor
 
 

@@ -5,13 +5,16 @@ around the pieces, and how many there are, is said by the model's own processor 
 
 import inspect
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import AutoImageProcessor, PreTrainedModel
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -26,13 +29,15 @@ class Family:
     """What an architecture does with pictures beyond putting features in place of words. With `grid`, a piece has a
     row and a column in the picture as its position (M-RoPE, arXiv 2409.12191); `types` is the argument of the model's
     own forward pass that says which tokens are pieces; with `deep`, features are also added behind the first layers
-    (DeepStack, arXiv 2406.04334); `plain_because` says why prompts with pictures cannot take the fast path.
+    (DeepStack, arXiv 2406.04334); `plain_because` says why prompts with pictures cannot take the fast path; `around` is
+    text that the processor writes on both sides of a picture.
     Example: Family(types="token_type_ids", plain_because="pieces of a picture see each other")"""
 
     grid: bool = False
     deep: bool = False
     types: str = ""
     plain_because: str = ""
+    around: str = ""
 
 
 QWEN = Family(grid=True, types="mm_token_type_ids")
@@ -46,16 +51,29 @@ FAMILIES = {
     "gemma3": Family(
         types="token_type_ids",
         plain_because="the pieces of a picture see each other, also those behind them, and packed rows do not do that",
+        around="\n\n",
     ),
 }
 FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json")
 IDS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")  # of a processor's outputs, not of pixels
+FEATURES, NEWER = "mm_encoder_outputs", "5.18"  # an argument of models with DeepStack, and who has it first
 PAD, START, END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"  # of Qwen's templates, which write all three
 
 
 def family_of(config: Any) -> Family | None:
     """What is known of the architecture of this configuration; None if lmgym gives it no pictures."""
     return FAMILIES.get(config.model_type) if getattr(config, "vision_config", None) is not None else None
+
+
+def check_version(model: PreTrainedModel) -> None:
+    """Raise LmgymError for a model whose class, in this version of transformers, takes no features of pictures where
+    lmgym gives it some."""
+    family = family_of(model.config)
+    if family is not None and family.deep and FEATURES not in inspect.signature(model.forward).parameters:
+        raise LmgymError(
+            f"policy.model: transformers {transformers.__version__} takes no features of pictures for "
+            f"{model.config.model_type}; {NEWER} does (pip install -U transformers)"
+        )
 
 
 def language_of(model: PreTrainedModel) -> Any:
@@ -100,7 +118,8 @@ def make_processor(model: str, files: Mapping[str, bytes], config: Any, tokenize
             settings, _ = kind.get_processor_dict(folder)
         known = {*inspect.signature(kind.__init__).parameters} - {*kind.get_attributes(), "self", "kwargs"}
         settings = {key: value for key, value in settings.items() if key in known}
-        processor = _without_videos(kind)(images, tokenizer, **settings)
+        with _without_words(kind):
+            processor = _without_videos(kind)(images, tokenizer, **settings)
         processor.lmgym_files = dict(files)
     except Exception as error:  # transformers, Pillow and the Hub client have no common exception
         raise LmgymError(
@@ -153,6 +172,20 @@ def _without_videos(kind: Any) -> Any:
     return Pictures
 
 
+@contextmanager
+def _without_words(kind: Any) -> Iterator[None]:
+    """Let a processor be made without num2words, with which SmolVLM's writes how many frames a video has."""
+    module = sys.modules[kind.__module__]
+    missing = getattr(module, "num2words", module) is None
+    if missing:
+        module.num2words = str  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if missing:
+            module.num2words = None  # type: ignore[attr-defined]
+
+
 def placeholder_of(processor: Any) -> int:
     """The id that a processor writes for each piece of a picture."""
     ids = getattr(processor, "image_token_ids", None)  # Gemma 3: not the token that a template writes for a picture
@@ -197,6 +230,19 @@ def picture_tokens(processor: Any, digest: str, image: Any) -> list[int]:
     placeholder = placeholder_of(processor)
     pieces = iter(piece_ids(digest, ids.count(placeholder)))
     return [next(pieces) if id == placeholder else id for id in ids]
+
+
+def ids_between(processor: Any, ids: list[int], around: str) -> list[int]:
+    """The ids of `picture_tokens` without those of the text `around` the picture, which belongs to the words beside it.
+    Raises LmgymError for a processor that writes other text there."""
+    edge = processor.tokenizer(around, add_special_tokens=False)["input_ids"] if around else []
+    count = len(edge)
+    if ids[:count] != edge or ids[len(ids) - count :] != edge:
+        raise LmgymError(
+            f"the processor of this model writes other text than {around!r} around a picture: it cuts pictures into "
+            "parts (do_pan_and_scan in preprocessor_config.json, which must be false), or transformers has changed"
+        )
+    return ids[count : len(ids) - count]
 
 
 def piece_count(policy_or_processor: Any, image: Any) -> int:

@@ -10,16 +10,19 @@ import io
 import re
 import secrets
 import shutil
+import sys
 import tempfile
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmgym.core.errors import LmgymError, describe, represent, warn
 from lmgym.core.files import read_bytes, replacing
 from lmgym.pictures.ids import PREFIX
+from lmgym.pictures.known import Known
 from lmgym.types import picture_text
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ FOLDER = "pictures"  # its name in a run folder
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")  # that are read; others of Pillow's start programs or are seldom tried
 MOST_BYTES = 2**25  # of a file that is read
 MOST_PIXELS = 2**25  # of a picture: 100 MB once it is unpacked
+MOST_SCANS = 500  # of a JPEG: each goes through all pixels again
 MOST_STORED = 2**27  # bytes of a file here
 TOO_LARGE = f"the limit is {MOST_PIXELS:,} pixels; make it smaller"
 NAME = re.compile("[0-9a-f]{64}")
@@ -48,9 +52,18 @@ class PictureStore:
     folder: Path
 
     def put(self, data: bytes) -> str:
-        """Keep the picture of a file's bytes; returns its name. Raises LmgymError for what is no picture, or too
-        large a one."""
-        return self.keep(_upright(_decoded(data)))
+        """Keep the picture of a file's bytes; returns its name. A file that was put before is not unpacked again.
+        Raises LmgymError for what is no picture, or too large a one."""
+        file = hashlib.sha256(data).hexdigest()
+        name = self._known.get(file)
+        if name is None or not self._path(name).is_file():
+            name = self.keep(_upright(_decoded(data)))
+            self._known.add(file, name)
+        return name
+
+    @cached_property
+    def _known(self) -> Known:
+        return Known(self.folder)
 
     def keep(self, image: "Image") -> str:
         """Keep a picture of Pillow's, as RGB; returns its name. Raises LmgymError if it cannot be written."""
@@ -159,6 +172,8 @@ def _decoded(data: bytes, formats: tuple[str, ...] = FORMATS, most: int = MOST_B
     width, height = image.size
     if not width or not height or width * height > MOST_PIXELS:
         raise LmgymError(f"the picture has {width:,} x {height:,} pixels; {TOO_LARGE}")
+    if data.startswith(b"\xff\xd8") and (scans := data.count(b"\xff\xda")) > MOST_SCANS:
+        raise LmgymError(f"the picture is sent in {scans:,} scans; the limit is {MOST_SCANS}; save it again")
     # 2. Its pixels.
     try:
         if getattr(image, "is_animated", False):
@@ -231,6 +246,12 @@ def shown(picture: Any, pixels: int | None = None) -> str:
         picture = picture.copy()
         picture.thumbnail((pixels, pixels), pillow().Resampling.BOX)
     return picture_text(current_store().keep(picture))
+
+
+def is_picture(value: Any) -> bool:
+    """True for a picture of Pillow's. Where nobody has imported Pillow there is none."""
+    module = sys.modules.get("PIL.Image")
+    return module is not None and isinstance(value, module.Image)
 
 
 def _of_array(array: Any) -> "Image":

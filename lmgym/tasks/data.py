@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.files import nearby
 from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
 from lmgym.tasks.prompt_forms import own_texts
@@ -19,7 +18,7 @@ from lmgym.tasks.rows.find import NAMES, Paths, Source, plain_stem
 from lmgym.tasks.rows.formats import place_of
 from lmgym.tasks.rows.indexed import IndexedRows
 from lmgym.tasks.rows.load import Found, find_split
-from lmgym.tasks.rows.pictures import COLUMNS, RowPictures
+from lmgym.tasks.rows.pictures import RowPictures
 from lmgym.tasks.rows.reader import Reader
 from lmgym.tasks.rows.unfit import dropping, fitting, unreadable
 from lmgym.tasks.sources import check_shares
@@ -96,8 +95,7 @@ def data(
         raise LmgymError("task.id cannot be checked for ids that come twice with task.streaming; remove one of them")
     source = Source("data", path, hub_id or "", config, revision, data_files, splits or {}, named=False)
     own = {"test": test_path, "validation": validation_path}
-    pictures = RowPictures(_image_columns(images), _image_folder(image_folder))
-    reader = Reader.of(prompt, references, id, columns or {}, tools, pictures)
+    reader = Reader.of(prompt, references, id, columns or {}, tools, RowPictures.of(images, image_folder))
     shares = {"test": test, "validation": validation}
     return _Data(source, own, reader, shares, False if id is not None else streaming).examples(split)
 
@@ -220,20 +218,6 @@ def _fraction(prompt: Any) -> float:
     if not isinstance(prompt, str):
         prompt = [{key: value for key, value in message.items() if key != "tools"} for message in prompt]
     return hash_fraction(told_apart(prompt))
-
-
-def _image_columns(images: str | None) -> tuple[str, ...]:
-    """The names of the column of pictures: the usual ones, or another."""
-    return () if images is None else COLUMNS if images in COLUMNS else (images,)
-
-
-def _image_folder(folder: str | Path | None) -> Path | None:
-    if folder is None:
-        return None
-    path = Path(folder).expanduser()
-    if not path.is_dir():
-        raise LmgymError(f"task.image_folder: there is no folder {path}{nearby(path)}")
-    return path
 
 
 def _stems(found: Found) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -11,12 +11,14 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
+from lmgym.pictures.ids import FIRST
 from lmgym.tasks.base import MissingSplit
 from lmgym.tasks.prompt_forms import own_texts
 from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import Prompt, as_prompt, column, messages_of, prompt_of
 from lmgym.tasks.rows.find import Source
 from lmgym.tasks.rows.formats import rows_of
+from lmgym.tasks.rows.pictures import RowPictures
 from lmgym.tasks.sources import of_own_data, shared_out
 from lmgym.types import Example, Message, RatedAnswer
 
@@ -35,6 +37,12 @@ class Columns:
     chosen_rating: str | None = None
     rejected_rating: str | None = None
     prompt_end: str | None = None
+    pictures: RowPictures = field(default_factory=RowPictures)
+
+    def known(self, row: Mapping[str, Any]) -> set[str | None]:
+        """The names of all columns of a row that are not left to `meta`."""
+        names = {value for value in vars(self).values() if isinstance(value, str)}
+        return {*names, self.pictures.column(row)}
 
 
 @register("task", "preferences")
@@ -52,6 +60,8 @@ def preferences(
     chosen_rating: str | None = None,
     rejected_rating: str | None = None,
     prompt_end: str | None = None,
+    images: str | None = "images",
+    image_folder: str | Path | None = None,
     splits: dict[str, str] | None = None,
     validation: float = 0.0,
     test: float = 0.1,
@@ -67,7 +77,8 @@ def preferences(
 
     Texts, or lists of chat messages. Answers of messages end with the assistant's; messages before it must be those of
     the prompt. Without a column `prompt`, the prompt is what the conversations of both answers begin with; of texts, it
-    ends with the last `prompt_end` in them, such as "\\n\\nAssistant:". All other columns go to `meta`.
+    ends with the last `prompt_end` in them, such as "\\n\\nAssistant:". Prompts may hold pictures, as those of the task
+    `data` do (the columns `images` or `image`; `image_folder`), and answers none. All other columns go to `meta`.
 
     `path` is a file, a pattern with {split}, or a folder (.parquet, .jsonl, .json, .csv). It may also be a run: an
     example is then a group of its rollouts.jsonl, the answers to one prompt in one step, with their scores as ratings
@@ -83,7 +94,9 @@ def preferences(
     """
     if isinstance(path, str | Path) and (rollouts := Path(path).expanduser() / "rollouts.jsonl").is_file():
         return shared_out("preferences", split, partial(_sampled, rollouts), validation, test)
-    columns = Columns(prompt, chosen, rejected, completion, label, chosen_rating, rejected_rating, prompt_end)
+    pictures = RowPictures.of(images, image_folder)
+    names = (prompt, chosen, rejected, completion, label, chosen_rating, rejected_rating, prompt_end)
+    columns = Columns(*names, pictures)
     source = Source("preferences", path, hub_id or "", config, splits=splits or {})
     return of_own_data(source, split, partial(_example, columns), validation, test)
 
@@ -98,6 +111,11 @@ def _sampled(rollouts: Path, part: str) -> list[Example]:
             usable = record["kind"] == "train" and len(record["turns"]) == 1 and "error" not in record
             if not usable or record["turns"][0]["stop"] not in ("eos", "stop"):
                 continue
+            if max(record["turns"][0].get("prompt_ids", ()), default=0) >= FIRST:
+                raise LmgymError(
+                    f"{where}: this run's prompts hold pictures, which its rollouts.jsonl does not; give the pairs as "
+                    "rows of their own, with a column images"
+                )
             place = (int(record["stage"]), int(record["step"]), int(record["group"]))
             text = str(record["turns"][0]["text"])
         except (KeyError, TypeError, ValueError) as error:
@@ -124,7 +142,7 @@ def _example(columns: Columns, row: Row, id: str) -> Example:
         prompt, rated = _pair(values, columns, where)
     else:
         prompt, rated = _marked(values, columns, where)
-    known = {value for value in vars(columns).values() if value is not None}
+    known = columns.known(values)
     meta = {key: value for key, value in values.items() if key not in known}
     good = tuple(answer.text for answer in rated[:1] if answer.rating > 0)
     return Example(id=id, prompt=prompt, references=good, meta=meta, rated=rated)
@@ -132,12 +150,14 @@ def _example(columns: Columns, row: Row, id: str) -> Example:
 
 def _pair(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[Prompt, tuple[RatedAnswer, ...]]:
     """The prompt and the two answers of a row."""
-    answers = {name: column(row, name, where) for name in (columns.chosen, columns.rejected)}
+    names = (columns.chosen, columns.rejected)
+    answers = {name: _with_pictures(column(row, name, where), row, columns, name, where) for name in names}
     if columns.prompt in row:
-        prompt: Any = prompt_of(row, columns.prompt, where)
+        prompt: Any = _prompt(row, columns, where)
     elif all(isinstance(answer, str) for answer in answers.values()):
-        prompt = _begun(answers, columns, where)
-        answers = {name: answer[len(prompt) :] for name, answer in answers.items()}
+        begun = _begun(answers, columns, where)
+        answers = {name: answer[len(begun) :] for name, answer in answers.items()}
+        prompt = _prompt({**row, columns.prompt: begun}, columns, where)
     else:
         prompt = _shared_messages(answers, where)
     better, worse = (_answer(answer, prompt, name, where) for name, answer in answers.items())
@@ -155,9 +175,25 @@ def _pair(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[Prompt,
 
 def _marked(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[Prompt, tuple[RatedAnswer, ...]]:
     """The prompt and the one answer of a row."""
-    prompt: Any = prompt_of(row, columns.prompt, where)
-    answer = _answer(row[columns.completion], prompt, columns.completion, where)
+    prompt: Any = _prompt(row, columns, where)
+    told = _with_pictures(row[columns.completion], row, columns, columns.completion, where)
+    answer = _answer(told, prompt, columns.completion, where)
     return prompt, (RatedAnswer(answer, _rating(row, columns.label, where, 1.0)),)
+
+
+def _prompt(row: Mapping[str, Any], columns: Columns, where: str) -> Prompt:
+    """The prompt in a row's own column, with the row's pictures."""
+    name, shown = columns.prompt, columns.pictures.shown(row, where)
+    put = partial(columns.pictures.put_into, shown=shown, name=name, where=where)
+    return as_prompt(column(row, name, where), name, where, shown=put)
+
+
+def _with_pictures(answer: Any, row: Mapping[str, Any], columns: Columns, name: str, where: str) -> Any:
+    """An answer in messages, with the row's pictures in those before the answer itself."""
+    if not isinstance(answer, list) or len(answer) < 2:
+        return answer
+    shown = columns.pictures.shown(row, where)
+    return [*columns.pictures.put_into(answer[:-1], shown, name, where), answer[-1]]
 
 
 def _rating(row: Mapping[str, Any], name: str | None, where: str, usual: float) -> float:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from lmgym.text.pictures import picture_ids
+from lmgym.text.pictures import around_picture, picture_ids
 from lmgym.types import around_pictures, pictures_of
 
 Span = tuple[int, int]  # (begin, end) in a text
@@ -134,6 +134,7 @@ def ids_of_pieces(tokenizer: Any, pieces: Sequence[str]) -> list[int]:
     LmgymError for a picture where the model sees none."""
     if len(pieces) == 1:
         return bare_ids(tokenizer, pieces[0])
+    pieces = _with_breaks(pieces, around_picture(tokenizer))
     ids, later = list[int](), False
     for number, piece in enumerate(pieces):
         if shown := pictures_of(piece):
@@ -142,6 +143,17 @@ def ids_of_pieces(tokenizer: Any, pieces: Sequence[str]) -> list[int]:
             own = text_ids(tokenizer, piece, later) if number % 2 else bare_ids(tokenizer, piece, later)
             ids, later = ids + own, True
     return ids
+
+
+def _with_breaks(pieces: Sequence[str], around: str) -> list[str]:
+    """Pieces with the text `around` each picture, which joins that of its neighbours.
+
+    Example: with "\\n" around them: ["a", picture, "b"] -> ["a\\n", picture, "\\nb"]"""
+    joined = list(pieces)
+    for number, piece in enumerate(pieces):
+        if around and pictures_of(piece):
+            joined[number - 1], joined[number + 1] = joined[number - 1] + around, around + joined[number + 1]
+    return joined
 
 
 def _spelled(tokenizer: Any, text: str, control: ControlTokens) -> tuple[Span, ...]:

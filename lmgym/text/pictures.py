@@ -11,11 +11,14 @@ from lmgym.pictures.ids import is_piece, picture_of
 from lmgym.types import PICTURE
 
 KEPT = 4096  # pictures whose ids are remembered: a group shares its prompt, and an epoch comes back to it
-READER = "lmgym_reads_pictures"  # the name under which a tokenizer carries its reader
+READER = "lmgym_reads_pictures"  # the names under which a tokenizer carries its reader, and the text around one
+AROUND = "lmgym_around_pictures"
 
 
-def read_pictures(tokenizer: Any, ids_of: Callable[[str], list[int]]) -> None:
-    """From now on the texts of this tokenizer may hold pictures: `ids_of` gives the token ids of one by its digest."""
+def read_pictures(tokenizer: Any, ids_of: Callable[[str], list[int]], around: str = "") -> None:
+    """From now on the texts of this tokenizer may hold pictures: `ids_of` gives the token ids of one by its digest.
+    `around` is text that the model's processor writes on both sides of one, such as line breaks, which may be one token
+    with line breaks of the words beside it."""
     known: dict[str, list[int]] = {}
 
     def read(digest: str) -> list[int]:
@@ -25,12 +28,17 @@ def read_pictures(tokenizer: Any, ids_of: Callable[[str], list[int]]) -> None:
             known[digest] = ids_of(digest)
         return list(known[digest])
 
-    vars(tokenizer)[READER] = read  # with it, and no longer than it
+    vars(tokenizer)[READER], vars(tokenizer)[AROUND] = read, around  # with it, and no longer than it
 
 
 def reads_pictures(tokenizer: Any) -> bool:
     """True if the model of this tokenizer sees pictures."""
     return READER in vars(tokenizer)
+
+
+def around_picture(tokenizer: Any) -> str:
+    """The text that belongs on both sides of a picture: not part of `picture_ids`, but of the words beside them."""
+    return str(vars(tokenizer).get(AROUND, ""))
 
 
 def picture_ids(tokenizer: Any, digest: str) -> list[int]:

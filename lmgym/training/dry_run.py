@@ -20,6 +20,7 @@ from lmgym.inference.in_process import make_engine
 from lmgym.models.load import read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.rounding import share_seen_by_nearest
+from lmgym.pictures.store import current_store
 from lmgym.rewards.building import build_rewards
 from lmgym.rollouts.play import Draw
 from lmgym.tasks.streamed import first_of
@@ -34,6 +35,7 @@ from lmgym.training.planning.answer_report import report_answers, report_rewards
 from lmgym.training.planning.lengths import without_long
 from lmgym.training.planning.memory_plan import plan_sentence, within_memory
 from lmgym.training.planning.memory_report import Memory, teacher_shapes
+from lmgym.training.planning.picture_disk import Stored, of_data, of_environment, stored_in, too_much
 from lmgym.training.planning.preflight import check_fit, check_model, cut_prompts
 from lmgym.training.planning.prompt_report import about_prompts, lost_tools, report_prompts
 from lmgym.training.planning.report import Report
@@ -53,7 +55,7 @@ from lmgym.training.resuming import fingerprint
 from lmgym.training.resuming.resume import check_resumable, listed
 from lmgym.training.run import Data
 from lmgym.training.setup import engine_sentence, load_data, make_actor, prove_policy, trained_policy
-from lmgym.types import Example
+from lmgym.types import Episode, Example
 
 EXAMPLES = 8
 GROUP = 4  # answers per prompt where the algorithm itself asks for fewer
@@ -68,6 +70,8 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     make_callbacks(config.callbacks)
     report.doing("reading the data")
     data = load_data(config)
+    if sentence := of_data(kept := stored_in(current_store().folder)):
+        report.note(sentence)
     _resumes(report, config, data, folder)
     model = read_model_info(config.policy)
     check_model(config, data.training, model)
@@ -80,13 +84,15 @@ def check(config: Config, folder: Path | None = None, load: bool = True, ranks: 
     fits = _memory(memory, config, data, load)
     report.show()
     if load and fits:
-        _tried(report, config, folder, data, memory, ranks)
+        _tried(report, config, folder, data, memory, ranks, kept)
     ready = "looks ready to train" if load and fits else "no model was loaded"
     print(ready if not report.problems else f"{report.problems} thing(s) to look at, marked with !")
     return 1 if report.problems else 0
 
 
-def _tried(report: Report, config: Config, folder: Path | None, data: Data, memory: Memory, ranks: int) -> None:
+def _tried(
+    report: Report, config: Config, folder: Path | None, data: Data, memory: Memory, ranks: int, kept: Stored
+) -> None:
     """Load the model, let each stage sample a few answers, and report what comes of it."""
     report.doing("loading the model")
     policy = trained_policy(config, folder)
@@ -111,6 +117,7 @@ def _tried(report: Report, config: Config, folder: Path | None, data: Data, memo
         _rounding(report, policy, stage.optimizer.learning_rate)
         verdict = index == 0 or folder is not None
         tried = _stage(report, config, stage, data.training[index], policy, verdict)
+        kept = _pictures(report, config, stage, tried.episodes, kept)
         if stage.is_played:
             memory.of_episodes(index, tried.episodes)
         elif memory.waits(stage):
@@ -211,6 +218,15 @@ def _stage(
         report_answers(report, stage, episodes, verdict=verdict)
         report_rewards(report, rewards, episodes, config.reward_timeout, policy.tokenizer)
     return Sampled(episodes, len(prompts), engine.seconds)
+
+
+def _pictures(report: Report, config: Config, stage: Stage, episodes: Sequence[Episode], before: Stored) -> Stored:
+    """Report the disk that an environment's pictures will take; returns what is stored now."""
+    sentence, needed = of_environment(before, now := stored_in(current_store().folder), episodes, stage)
+    for say, text in ((report.note, sentence), (report.warn, too_much(config, needed))):
+        if text:
+            say(text)
+    return now
 
 
 def _time(

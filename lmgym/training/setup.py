@@ -113,8 +113,6 @@ def load(config: Config, begun: Begun, ranks: Ranks, say: Callable[[str], None])
     stands_on |= fingerprint.of_machine(machine, policy, ranks, config.distributed.sharding)
     stands_on["read"] = contents.with_models(stands_on["read"], config)  # those of the Hub are here now
     if config.distributed.sharding == "fsdp":
-        if policy.vision is not None:
-            raise LmgymError("distributed.sharding: models that read pictures are not shared out; remove it")
         policy = shard_policy(policy, ranks)
     return Loaded(machine, data, policy, stands_on)
 
@@ -243,11 +241,6 @@ def open_engine(
     ranks: Ranks = ALONE,
 ) -> Engine[Policy]:
     """The engine of a run. Raises LmgymError if it cannot be had, or is too small for the `ranks`."""
-    if loaded.policy.vision is not None and not section.kind.shares_weights:
-        raise LmgymError(
-            f"engine.name: {section.name} does not read pictures, and {loaded.policy.model.config.model_type} does; "
-            "write name: sampler"
-        )
     corrected = all(stage.algorithm.weighs_old for stage in stages if stage.source.samples)
     canary, machine = section.gap_error, loaded.machine
     place = Place(folder, warn, machine.unit, machine.generator_threads, ranks, canary, corrected)

@@ -81,6 +81,27 @@ def tools(task: dict[str, Any]) -> float:
     return 1.0
 
 
+def looks(task: dict[str, Any]) -> float:
+    """It shows the picture of its example, in one form of a request, then one that a tool has drawn, in the other."""
+    [own] = task["pictures"]
+    image = {"type": "image_url", "image_url": {"url": own, "detail": "low"}}
+    asked = [{"role": "user", "content": [{"type": "text", "text": "See "}, image, {"type": "text", "text": "?"}]}]
+    said = answer(asked)
+    block = {"type": "image_url", "image_url": {"url": task["meta"]["drawn"]}}
+    answer([*asked, said, {"role": "user", "content": [block, {"type": "text", "text": "And <image>?"}]}])
+    other = {"role": "user", "content": [{"type": "text", "text": "See "}, block, {"type": "text", "text": "?"}]}
+    answer([other, said, user("Now?")])  # the same words about another picture: another past
+    for url, why in (("https://example.com/a.png", "nothing is fetched"), ("data:image/png;base64,AAAA", "be read")):
+        wrong = {"type": "image_url", "image_url": {"url": url}}
+        try:
+            ask([{"role": "user", "content": [wrong]}])
+        except urllib.error.HTTPError as error:
+            assert error.code == 400 and why in json.loads(error.read())["error"]["message"]
+            continue
+        raise AssertionError(url)
+    return 1.0
+
+
 def wanders(task: dict[str, Any]) -> float:
     """A conversation that depends on the answers: it goes on, or back to some earlier place. It waits at random."""
     messages, earlier, length = [user(task["prompt"])], [[user(task["prompt"])]], 0

@@ -49,6 +49,11 @@ def mischief(kind: str) -> dict[str, object]:
         send(id="from-the-server", method="ping")
         answer = json.loads(sys.stdin.readline())
         return {"content": [{"type": "text", "text": json.dumps(answer)}]}
+    if kind.startswith("show "):
+        data = kind.removeprefix("show ")
+        files = [{"uri": "file:///a", "mimeType": type, "blob": data} for type in ("image/png", "audio/wav")]
+        content = [{"type": "image", "data": data, "mimeType": "image/png"}]
+        return {"content": [*content, *({"type": "resource", "resource": file} for file in files)]}
     picture = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
     file = {"type": "resource", "resource": {"uri": "file:///a.txt", "text": "in the file"}}
     return {"content": [picture, file]}

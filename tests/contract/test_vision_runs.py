@@ -10,6 +10,7 @@ import pytest
 
 from lmgym.cli.main import main
 from lmgym.config.build import build_config
+from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.pictures.ids import is_piece
 from lmgym.training.loop import train
@@ -17,7 +18,8 @@ from lmgym.types import PICTURE
 from lmgym.viewer.addresses import tree_at
 from lmgym.viewer.runs import open_runs
 from lmgym.viewer.single_file import write_file
-from tests import runs
+from tests import runs, vision_models
+from tests.parity.test_resume import Interrupting
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("no_picture")
@@ -67,10 +69,45 @@ def test_a_run_with_pictures_goes_on_where_it_stopped(tmp_path: Path, capsys: py
     assert "--picture" in (complaint := capsys.readouterr().err) and "the picture cannot be read" in complaint
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl", "gemma3"])
+def test_every_architecture_goes_on_where_it_stopped(family: str, tmp_path: Path) -> None:
+    model = str(vision_models.write(family, tmp_path / "model"))
+    keys = {
+        **EYES,
+        "policy": {"model": model, "device": "cpu", "train_vision": True},
+        "evaluation": {"every": 0, "examples": 2},
+        "steps": 2,
+    }
+    whole = runs.run(tmp_path / "whole", **keys)
+    runs.run(tmp_path / "parts", Interrupting(at=1), **keys)
+    parts = runs.run(tmp_path / "parts", **keys)
+    runs.assert_equal_runs(whole, parts)
+    assert (whole / "final" / "processor_config.json").read_bytes() == Path(model, "processor_config.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"engine": {"name": "pool"}}, "engine.name: pool does not read pictures, and builtin:tiny_idefics3 does"),
+        ({"engine": {"name": "vllm", "address": "http://127.0.0.1:9"}}, "engine.name: vllm does not read pictures"),
+        ({"distributed": {"sharding": "fsdp"}}, "distributed.sharding: builtin:tiny_idefics3 reads pictures, and such"),
+    ],
+)
+def test_what_does_not_go_with_pictures_is_refused_before_weights_are_loaded(
+    changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LmgymError, match=sentence):
+        runs.run(tmp_path / "run", **EYES, **changes)
+    assert not (tmp_path / "run" / "machine.json").exists()
+
+
 def test_check_names_a_prompt_s_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = runs.write(tmp_path / "eyes.yaml", **EYES)
     main(["check", str(recipe)])
     said = capsys.readouterr().out
+    assert re.search(r"pictures of the data: 24, \d+ KiB, which the run folder will hold", said)
+    assert "pictures of the environment" not in said
     assert re.search(r"⟦picture [0-9a-f]{10}: 16 tokens⟧⟦<fake_token_around_image>⟧How many", " ".join(said.split())), (
         said
     )

@@ -2,6 +2,7 @@
 architecture; nothing is downloaded."""
 
 import functools
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.proof import prove
 from lmgym.inference.sampler import Sampler
-from lmgym.models import copies, scoring
+from lmgym.models import copies, scoring, vision
 from lmgym.models.critic import with_critic
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.export import merge_model
@@ -25,9 +26,11 @@ from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.policy import Policy
 from lmgym.models.shapes import shapes_of
-from lmgym.models.vision import picture_tokens, piece_count, vision_names
+from lmgym.models.vision import FAMILIES, ids_between, make_processor, picture_tokens, piece_count, vision_names
 from lmgym.pictures.ids import is_piece, picture_of, piece_ids
-from lmgym.types import Episode, Example, Turn
+from lmgym.text.chat import prompt_ids
+from lmgym.text.pictures import read_pictures
+from lmgym.types import Episode, Example, RecipeText, Turn, picture_text
 from tests import models, rounding, vision_models
 from tests.vision_models import Drawn
 
@@ -278,8 +281,8 @@ def test_adapters(family: str, train_vision: bool, tmp_path: Path) -> None:
     policy = load(family, lora_rank=2, train_vision=train_vision)
     before = load(family)
     adapted = [name for name, p in policy.model.named_parameters() if p.requires_grad]
-    vision = {name for name in vision_names(policy.model) if "lora_" in name}
-    assert adapted and bool(vision) == train_vision
+    within = {name for name in vision_names(policy.model) if "lora_" in name}
+    assert adapted and bool(within) == train_vision
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -302,6 +305,59 @@ def test_adapters(family: str, train_vision: bool, tmp_path: Path) -> None:
     merge_model(tmp_path / "adapters", tmp_path / "merged", given, 0)
     merged = load(family, tmp_path / "merged")
     assert near(policy, merged.compute_logprobs_no_grad(batch).logprobs[batch.actions], scored[batch.actions])
+
+
+GEMMA = (
+    "{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message.role }}\n{% for part in message.content %}"
+    "{% if part.type == 'image' %}<start_of_image>{% else %}{{ part.text }}{% endif %}{% endfor %}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+
+
+def test_line_breaks_around_a_picture_are_tokens_with_those_of_the_words() -> None:
+    """Of Gemma 3, as transformers' own processor has them: three line breaks in a row are one token there."""
+    words = vision_models.tokenizer("gemma3")
+    words.add_tokens(["\n" * count for count in (2, 3, 4)])
+    words.chat_template = GEMMA
+    drawn, digests = pictures()
+    parts = {"preprocessor_config.json": vision_models.IMAGES, "processor_config.json": vision_models.PROCESSORS}
+    files = {name: json.dumps(settings["gemma3"]).encode() for name, settings in parts.items()}
+    processor = make_processor("gemma3", files, vision_models.model("gemma3").config, words)
+    around = FAMILIES["gemma3"].around
+
+    def between(digest: str) -> list[int]:
+        return ids_between(processor, picture_tokens(processor, digest, drawn.open(digest)), around)
+
+    read_pictures(words, between, around)
+    placeholder = words.convert_tokens_to_ids("<image_soft_token>")
+    for text in ("¤What?", "What?¤", "A\n¤\nB", "A\n\n¤¤ <>\n¤", "¤"):
+        first, *others = text.split("¤")
+        shown = [part for digest, other in zip(digests, others, strict=False) for part in (picture_text(digest), other)]
+        ours = prompt_ids(words, [{"role": "user", "content": RecipeText.join(first, *shown)}])
+        written = text.replace("¤", "<start_of_image>")
+        whole = f"<bos><start_of_turn>user\n{written}<end_of_turn>\n<start_of_turn>model\n"
+        images = [[drawn.open(digest) for digest in digests[: len(others)]]]
+        theirs = processor(text=whole, images=images, add_special_tokens=False)["input_ids"][0]
+        assert [placeholder if is_piece(id) else id for id in ours] == list(theirs)
+
+
+def test_an_older_transformers_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the argument that it lacks; only DeepStack needs it."""
+    monkeypatch.setattr(vision, "FEATURES", "no_such_argument")
+    with pytest.raises(LmgymError, match=r"takes no features of pictures for qwen3_vl; 5\.18 does \(pip install -U"):
+        vision.check_version(policy_of("qwen3_vl").model)
+    vision.check_version(policy_of("qwen2_5_vl").model)
+
+
+def test_smolvlm_needs_no_library_of_its_own() -> None:
+    """Its processor wants num2words, for videos; a picture stands in a prompt as one of Idefics3."""
+    policy = policy_of("smolvlm")
+    other = policy_of("idefics3")
+    assert [shown(policy, number) for number in range(3)] == [shown(other, number) for number in range(3)]
+    batch = sampled(policy)
+    own, _ = own_logprobs(policy, batch)
+    assert near(policy, batch.require("logprobs_sampler")[batch.actions], own[batch.actions])
+    assert near(policy, policy.compute_logprobs_no_grad(batch).logprobs[batch.actions], own[batch.actions])
 
 
 @every_family

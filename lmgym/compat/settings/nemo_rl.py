@@ -33,7 +33,7 @@ def fill(draft: Draft) -> None:
         draft.minibatches(prompts * size / batch, f"{prompts} x {size} answers / {draft.where(BATCH)}")
     draft.length(f"{kind}.max_num_steps", f"{kind}.max_num_epochs", 1)
     if any("vlm" in str(one.value).lower() or "audio" in str(one.value).lower() for one in settings.given.values()):
-        draft.obstacles.append("the prompts have pictures or sound, which lmgym does not read")
+        draft.obstacles.append("the prompts have pictures or sound, for which no recipe is written here")
 
 
 def _schedule(draft: Draft) -> None:

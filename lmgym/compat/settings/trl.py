@@ -33,7 +33,7 @@ def fill(draft: Draft) -> None:
     steps = draft.value("eval_steps") if settings.take("eval_strategy evaluation_strategy") == "steps" else None
     draft.put("evaluation.every", steps if isinstance(steps, int) else 0, draft.where("eval_steps"))
     if re.search("(?i)image|vlm", f"{draft.path.name} {[str(one.value)[:200] for one in settings.given.values()]}"):
-        draft.obstacles.append("the prompts have pictures, which lmgym does not read")
+        draft.obstacles.append("the prompts have pictures, for which no recipe is written here; docs/vision.md has one")
     if name in draft.table["differs"]:
         draft.differs.append(f"{name}: {draft.table['differs'][name]}")
 

@@ -34,7 +34,7 @@ def fill(draft: Draft) -> None:
         draft.minibatches(mini, f"data.train_batch_size / {draft.where(MINI)}")
         _rewards(draft)
     if settings.take("data.image_key data.processor") or re.search(r"[-_]vl[-_.]|glm41v|minicpmo", draft.path.name):
-        draft.obstacles.append("the prompts have pictures, which lmgym does not read")
+        draft.obstacles.append("the prompts have pictures, for which no recipe is written here; docs/vision.md has one")
 
 
 def _rewards(draft: Draft) -> None:

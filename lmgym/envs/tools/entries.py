@@ -29,6 +29,8 @@ class McpServer(Section):
     - `seconds`: by the clock, for each answer of the server, its start included.
     - `shared`: by default each episode starts a server of its own at its first call, so that no episode sees what
       another one has left in it. For servers that keep nothing between calls: one for all episodes of a process.
+    - `pictures`: show the pictures in results to the model, which must be one that sees; without it they are named, as
+      "[image image/png]".
     - `variables`: names of environment variables of the training process that the server gets, such as the one with
       its key, beside HOME, LANG, LOGNAME, PATH, SHELL, TERM, TMPDIR and USER. Only the names stand in the recipe.
 
@@ -40,6 +42,7 @@ class McpServer(Section):
     only: list[str] | None = None
     seconds: PositiveFloat = 20.0
     shared: bool = False
+    pictures: bool = False
     variables: list[str] | dict[str, Any] = field(default_factory=list)  # a dictionary is refused, in words of its own
 
     def __post_init__(self) -> None:
@@ -68,10 +71,10 @@ class McpServer(Section):
     @property
     def key(self) -> str:
         """What tells servers apart."""
-        return json.dumps([self.mcp, self.variables, self.seconds])
+        return json.dumps([self.mcp, self.variables, self.seconds, self.pictures])
 
     def session(self) -> Session:
-        return Session(self.mcp, self.seconds, list(self.variables))
+        return Session(self.mcp, self.seconds, list(self.variables), self.pictures)
 
 
 def tools_of(

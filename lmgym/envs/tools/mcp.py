@@ -22,9 +22,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from lmgym.core.errors import LmgymError
 from lmgym.envs.tools.schema import ToolLost
+from lmgym.pictures.addresses import unpacked
+from lmgym.pictures.store import shown
 from lmgym.processes.coroutines import result_of
 from lmgym.processes.supervisor import PR_SET_PDEATHSIG
+from lmgym.types import RecipeText
 
 PROTOCOL = "2025-06-18"  # the version of the protocol that is offered; the server answers with the one it speaks
 KNOWN = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")  # in all of these, tools are listed and called alike
@@ -48,6 +52,8 @@ class Session:
     """One run of a server. It starts with the first request. Each answer may take `seconds`, and the server gets these
     environment `variables` beside those of `PASSED_ON`.
 
+    With `pictures` those in results are shown to the model, in place of being named.
+
     Raises ToolLost if the server has ended, does not answer in time, or does not speak the protocol.
 
     Example: Session(["mcp-server-calculator"], seconds=20.0).list_tools()[0]["name"]"""
@@ -55,6 +61,7 @@ class Session:
     command: Sequence[str]
     seconds: float
     variables: Sequence[str] = ()
+    pictures: bool = False
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
     _sent: int = field(default=0, init=False, repr=False)
     _unread: bytes = field(default=b"", init=False, repr=False)
@@ -79,12 +86,14 @@ class Session:
         return tools
 
     def call(self, name: str, **arguments: Any) -> str:
-        """The result of a tool as text. Raises ToolError with the server's text if the call failed."""
+        """The result of a tool as text. Raises ToolError with the server's text if the call failed, or if a picture is
+        none."""
         result = self.request("tools/call", {"name": name, "arguments": arguments})
         content = result.get("content")
         if not isinstance(content, list | None) or not all(isinstance(part, Mapping) for part in content or ()):
             raise ToolLost("answered a call with a content that is no list of parts")
-        text = "\n".join(map(_text_of, content or []))
+        texts = [_shown(part) if self.pictures and _is_picture(part) else _text_of(part) for part in content or []]
+        text = RecipeText.join(*[piece for one in texts for piece in ("\n", one)][1:])
         if not text and result.get("structuredContent") is not None:
             text = json.dumps(result["structuredContent"], ensure_ascii=False)
         if result.get("isError"):
@@ -261,8 +270,27 @@ def _check_described(tool: Any) -> None:
         raise ToolLost(f"gives its tool '{name[:50]}' a 'required' that is no list of names")
 
 
+def _is_picture(part: Mapping[str, Any]) -> bool:
+    """True for a picture, also one that is a file."""
+    resource = part.get("resource")
+    if isinstance(resource, Mapping) and "blob" in resource:
+        return str(resource.get("mimeType")).startswith("image/")
+    return part.get("type") == "image"
+
+
+def _shown(part: Mapping[str, Any]) -> str:
+    """A part of a result that is a picture, as a text. Raises ToolError for what is none."""
+    data = part.get("data") if part.get("type") == "image" else part["resource"]["blob"]
+    try:
+        if not isinstance(data, str):
+            raise LmgymError("the picture is no base64")
+        return shown(unpacked(data))
+    except LmgymError as error:
+        raise ToolError(str(error)) from None
+
+
 def _text_of(part: Mapping[str, Any]) -> str:
-    """A part of a result as text. Pictures and sounds are named, not shown."""
+    """A part of a result as text. Pictures and sounds are named."""
     if part.get("type") == "text":
         return str(part.get("text", ""))
     resource = part.get("resource")

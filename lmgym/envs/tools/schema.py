@@ -18,7 +18,8 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.envs.tools.calls import Call, Unreadable, shorter
-from lmgym.types import Example
+from lmgym.pictures.store import is_picture, shown
+from lmgym.types import Example, RecipeText, part_of, pictures_of
 
 PLAIN: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 PARAMETERS = re.compile(r"^[ \t]*(?:Args|Arguments|Parameters):[ \t]*$", re.MULTILINE)
@@ -163,15 +164,18 @@ def _failures(most: int) -> Iterator[list[Answer]]:
 
 def cut(text: str, most: int) -> str:
     """The text; if it is longer than `most` characters, its beginning and its end with a note between them. Half
-    surrogates, which no tokenizer accepts, become question marks.
+    surrogates, which no tokenizer accepts, become question marks. Pictures in it stay; that parts of it could be the
+    recipe's (types.RecipeText) is forgotten, so that no tool writes a control token.
 
     Example: cut("0123456789" * 100, 60) -> '01234567\\n[... 984 of 1000 characters left out ...]\\n23456789'"""
     if len(text) > most:
         note = f"\n[... {len(text)} of {len(text)} characters left out ...]\n"
         kept = max(most - len(note), 0)
         note = f"\n[... {len(text) - kept} of {len(text)} characters left out ...]\n"[: most - kept]
-        text = text[: kept // 2] + note + text[len(text) - (kept - kept // 2) :]
-    return text.encode("utf-8", "replace").decode("utf-8")
+        end = len(text) - (kept - kept // 2)
+        text = RecipeText.join(part_of(text, 0, kept // 2), note, part_of(text, end, len(text)))
+    plain, pictures = text.encode("utf-8", "replace").decode("utf-8"), pictures_of(text)
+    return RecipeText(plain, (), pictures) if pictures else plain
 
 
 def describe_error(error: BaseException) -> str:
@@ -276,6 +280,8 @@ def _text(result: Any) -> str:
 
     if isinstance(result, str):
         return result
+    if is_picture(result):
+        return shown(result)
     return json.dumps(to_jsonable_python(result, fallback=str), ensure_ascii=False)
 
 

@@ -3,8 +3,6 @@
 Where they stand in a prompt, by what the data says: at the parts {"type": "image"} of messages; at the marks <image> in
 texts (LLaVA, geometry3k); at the column's name in braces in task.prompt; else before the user's first words."""
 
-import base64
-import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,15 +11,16 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError, represent
 from lmgym.core.files import nearby, read_bytes
+from lmgym.pictures.addresses import ADDRESS, bytes_of_address, unpacked
 from lmgym.pictures.store import MOST_BYTES, PictureStore, current_store
 from lmgym.tasks.rows.formats import place_of
 from lmgym.types import RecipeText, part_of, picture_text, pictures_of
 
 MARK = "<image>"  # how LLaVA's data, and others after it, write the place of a picture
 COLUMNS = ("images", "image")  # where data sets have them
-ADDRESS = re.compile(r"[a-z][a-z0-9+.-]{0,20}://", re.IGNORECASE)
 BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 BEGINNINGS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM")  # of files of pictures
+DOWNLOAD = "download the pictures and name their files, or leave the column out (task.images: null)"
 KINDS = ("image", "image_url", "input_image")  # of a message's part
 HOLDERS = (
     "image",
@@ -45,6 +44,15 @@ class RowPictures:
     columns: tuple[str, ...] = COLUMNS
     folder: Path | None = None
     store: PictureStore = field(default_factory=current_store)
+
+    @classmethod
+    def of(cls, images: str | None, folder: str | Path | None) -> "RowPictures":
+        """As the keys `task.images` and `task.image_folder` say: the usual columns, another one, or none. Raises
+        LmgymError if there is no such folder."""
+        path = None if folder is None else Path(folder).expanduser()
+        if path is not None and not path.is_dir():
+            raise LmgymError(f"task.image_folder: there is no folder {path}{nearby(path)}")
+        return cls(() if images is None else COLUMNS if images in COLUMNS else (images,), path)
 
     def column(self, row: Mapping[str, Any]) -> str | None:
         """The column of a row that holds its pictures."""
@@ -127,18 +135,13 @@ class RowPictures:
     def _read(self, text: str, whose: str) -> bytes:
         """The bytes that a text means."""
         # 1. In the text itself.
-        if text[:5].lower() == "data:":
-            head, _, body = text.partition(",")
-            if head[-7:].lower() != ";base64":
-                raise LmgymError(f"{whose}: a data: address must hold base64 (data:image/png;base64,...)")
-            return _unpacked(body, whose)
-        if ADDRESS.match(text):
-            raise LmgymError(
-                f"{whose}: {represent(text, 100)} is an address, and nothing is fetched from the network; download the "
-                "pictures and name their files, or leave the column out (task.images: null)"
-            )
-        if BASE64.fullmatch(text) and _unpacked("".join(text[:64].split())[:16], whose).startswith(BEGINNINGS):
-            return _unpacked(text, whose)
+        try:
+            if text[:5].lower() == "data:" or ADDRESS.match(text):
+                return bytes_of_address(text, DOWNLOAD)
+            if BASE64.fullmatch(text) and unpacked("".join(text[:64].split())[:16]).startswith(BEGINNINGS):
+                return unpacked(text)
+        except LmgymError as error:
+            raise LmgymError(f"{whose}: {error}") from error
         # 2. In a file, below the folder of the rows or the one that the recipe names, wherever links lead.
         folder = self.folder or Path(place_of(whose.partition(": column ")[0])[0]).parent
         path = folder / text
@@ -186,13 +189,3 @@ def _unequal(where: str, pictures: int, places: int) -> str:
         f"{where}: the row has {pictures} pictures and its prompt {places} places for them ({MARK}, or parts of type "
         "image); give as many of the one as of the other"
     )
-
-
-def _unpacked(text: str, whose: str) -> bytes:
-    """The bytes of base64."""
-    if len(text) > 2 * MOST_BYTES:
-        raise LmgymError(f"{whose}: the picture has about {len(text) * 3 // 4:,} bytes; the limit is {MOST_BYTES:,}")
-    try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise LmgymError(f"{whose}: {represent(text, 60)} is no base64 ({error})") from error

@@ -43,12 +43,26 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]], facts: Mo
         if (served := stage.algorithm.requirements.served_teacher) is not None:
             check_served_teacher(config.policy, facts, served)
     check_cut(config)
+    if facts.processor is not None:
+        check_reader(config)
     chat = next((e for own in examples for e in first_of(own) if not isinstance(e.prompt, str)), None)
     if facts.encoder_decoder and chat is not None and not facts.tokenizer.chat_template:
         raise LmgymError(
             f"example '{chat.id}' is a chat of several messages, and {config.policy.model} is an encoder-decoder "
             "without a chat template; take a task of plain prompts (prompt_prefix in place of system_prompt), or a "
             "chat model"
+        )
+
+
+def check_reader(config: Config) -> None:
+    """Raise LmgymError for what a model that reads pictures cannot be used with."""
+    model, engine = config.policy.model, config.engine
+    if not engine.kind.shares_weights:
+        raise LmgymError(f"engine.name: {engine.name} does not read pictures, and {model} does; write name: sampler")
+    if config.distributed.sharding != "none":
+        raise LmgymError(
+            f"distributed.sharding: {model} reads pictures, and such models are not shared out; remove it: each rank "
+            "then holds all weights"
         )
 
 
