@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import ROOT
+from tests.runs import NO_PICTURE, ROOT
 
 DRIVER = """
 import contextlib, importlib, json, os, sys
@@ -89,7 +89,7 @@ class Group:
 
 @pytest.fixture(scope="session")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    group = Group(tmp_path_factory.mktemp("ranks"))
+    group = Group(tmp_path_factory.mktemp("ranks"), NO_PICTURE)
     yield group
     group.close()
 
