@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmgym.config.build import build_config
-from lmgym.envs.base import Env, Step
-from lmgym.envs.dialogue import validity
 from lmgym.rewards.base import linear_time
 from lmgym.training.loop import train
-from lmgym.types import Example, Message
+from lmgym.types import Example
 from tests import runs
 
 HERE = "tests.failing_runs"
@@ -99,39 +97,6 @@ class Growing:
 
 
 growing = Growing()
-
-
-class Unreliable(Env):
-    """Fails for every fourth problem."""
-
-    def reset(self, example: Example, key: int) -> list[Message]:
-        self.fails = str(example.id).endswith(("0", "4", "8"))
-        return [{"role": "user", "content": str(example.prompt)}]
-
-    def step(self, text: str, stop: str) -> Step:
-        if self.fails:
-            raise ValueError("out of order")
-        return Step([], reward=float("a" in text), terminated=True)
-
-
-class Talkative(Env):
-    """Says so much that the model's context is full after a turn or two."""
-
-    def reset(self, example: Example, key: int) -> list[Message]:
-        return [{"role": "user", "content": str(example.prompt)}]
-
-    def step(self, text: str, stop: str) -> Step:
-        return Step([{"role": "user", "content": "more " * 20}], reward=float("a" in text))
-
-
-class Strict(Env):
-    """Takes only one word for an action, which two letters cannot be."""
-
-    def reset(self, example: Example, key: int) -> list[Message]:
-        return [{"role": "user", "content": str(example.prompt)}]
-
-    def step(self, text: str, stop: str) -> Step:
-        return Step(terminated=True, reward=float("a" in text), info=validity("" if text == "forward" else "no move"))
 
 
 BASE: dict[str, Any] = {
@@ -299,17 +264,17 @@ FAILING = {
     "talkative_environment": Failing(
         "an environment that writes on and on",
         {"context_overflow"},
-        {"env": {"name": f"{HERE}:Talkative", "workers": 1}, "rewards": None, "steps": 12},
+        {"env": {"name": "tests.failing_games:Talkative", "workers": 1}, "rewards": None, "steps": 12},
     ),
     "unreadable_answers": Failing(
         "an environment that can read no answer",
         {"invalid_actions"},
-        {"env": {"name": f"{HERE}:Strict", "workers": 1}, "rewards": None, "steps": 10},
+        {"env": {"name": "tests.failing_games:Strict", "workers": 1}, "rewards": None, "steps": 10},
     ),
     "failing_environment": Failing(
         "an environment that fails for some problems",
         {"environment_errors"},
-        {"env": {"name": f"{HERE}:Unreliable", "workers": 1}, "rewards": None, "steps": 4},
+        {"env": {"name": "tests.failing_games:Unreliable", "workers": 1}, "rewards": None, "steps": 4},
     ),
 }
 

@@ -26,7 +26,9 @@ from lmgym.models.load import PolicySection, load_policy
 from lmgym.models.sharding import shard_policy
 from lmgym.training.begin_stage import begin_stage
 from lmgym.training.loop import begin_step, collate_step, gather
+from lmgym.training.run import Run
 from lmgym.training.setup import start
+from lmgym.training.stage import StageRun
 from lmgym.types import Example
 from lmgym.updates.fisher import FisherProduct
 from lmgym.updates.optimizer import make_optimizer
@@ -85,49 +87,57 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 ONE_PROCESS_EACH = ("trpo", "grpo, 8-bit AdamW")  # whose weights are not shared out
 
 
-def gradients(folder: str, sharded: bool = False, kinds: bool = False) -> None:
-    """For each algorithm (or for each of KINDS) the gradient of its first optimizer step, and the policy after one step
-    of training. Each rank makes the batch by itself, so all have the same one; the update is shared out, and if
-    `sharded` the weights too."""
-    ranks = ranks_of_environment(LIMIT)
+BEGUN: dict[str, tuple[Run, StageRun, Batch]] = {}  # what `begin` has made
+
+
+def begin(folder: str, kinds: bool = False) -> None:
+    """Begin a run of each algorithm (or of each of KINDS) and make its first batch, for all ranks that are forked from
+    this process later: each has a copy, and none has to load and sample."""
     settings = {name: {"algorithm": section, **SETTINGS.get(name, {})} for name, section in ALGORITHMS.items()}
     if kinds:
         settings = {name: {"algorithm": algorithm, "policy": policy} for name, (algorithm, policy) in KINDS.items()}
     for name, changes in settings.items():
-        if sharded and name in ONE_PROCESS_EACH:
-            continue
-        out = Path(folder) / f"{name}-{ranks.rank}"
-        config = build_config(runs.tiny(out=str(out), **changes))
+        config = build_config(runs.tiny(out=str(Path(folder) / name), **changes))
         with start(config, Console(quiet=True)) as run, begin_stage(run) as stage:
             begin_step(stage, 0)
-            batch = collate_step(stage, gather(stage, 0), 0)
-            run.policy.ranks = stage.optimizer.ranks = ranks
-            if sharded:
-                run.policy = shard_policy(run.policy, ranks)
-                stage.optimizer = make_optimizer(stage.algorithm, run.policy, stage.config.optimizer)
-            for model in stage.frozen_models.models.values():
-                model.ranks = ranks
-            found: dict[str, torch.Tensor] = {}
-            usual = stage.optimizer.torch.step
+            BEGUN[name] = run, stage, collate_step(stage, gather(stage, 0), 0)
 
-            def step(found: dict[str, torch.Tensor] = found, usual=usual, optimizer=stage.optimizer) -> None:
-                if not found:
-                    found.update({f"gradient {n}": whole(p.grad).clone() for n, p in enumerate(optimizer.parameters)})
-                usual()
 
-            stage.optimizer.torch.step = step
-            prepared = prepare(batch, run.policy, stage.frozen_models.models, stage.algorithm)
-            if isinstance(stage.algorithm, TRPO):  # its optimizer moves the critic only
-                own, _ = surrogate_gradient(run.policy, prepared)
-                product = FisherProduct(run.policy, prepared)(own)
-                found_by = Path(folder) / f"{name} policy-{ranks.rank}.safetensors"
-                save_file({"gradient": own, "product": product}, found_by)
-            before = {f"change {n}": whole(p).detach().clone() for n, p in enumerate(run.policy.parameters())}
-            metrics = update(stage.algorithm, run.policy, prepared, stage.optimizer)
-            after = {f"change {n}": whole(p).detach() for n, p in enumerate(run.policy.parameters())}
-            found |= {key: after[key] - before[key] for key in after}
-            save_file(found, Path(folder) / f"{name}-{ranks.rank}.safetensors")
-            (Path(folder) / f"{name}-{ranks.rank}.json").write_text(json.dumps(metrics))
+def gradients(folder: str, sharded: bool = False, kinds: bool = False) -> None:
+    """For each algorithm (or for each of KINDS) the gradient of its first optimizer step, and the policy after one step
+    of training. All ranks have the same batch; the update is shared out, and if `sharded` the weights too."""
+    ranks = ranks_of_environment(LIMIT)
+    for name in KINDS if kinds else ALGORITHMS:
+        if sharded and name in ONE_PROCESS_EACH:
+            continue
+        run, stage, batch = BEGUN[name]
+        run.policy.ranks = stage.optimizer.ranks = ranks
+        if sharded:
+            run.policy = shard_policy(run.policy, ranks)
+            stage.optimizer = make_optimizer(stage.algorithm, run.policy, stage.config.optimizer)
+        for model in stage.frozen_models.models.values():
+            model.ranks = ranks
+        found: dict[str, torch.Tensor] = {}
+        usual = stage.optimizer.torch.step
+
+        def step(found: dict[str, torch.Tensor] = found, usual=usual, optimizer=stage.optimizer) -> None:
+            if not found:
+                found.update({f"gradient {n}": whole(p.grad).clone() for n, p in enumerate(optimizer.parameters)})
+            usual()
+
+        stage.optimizer.torch.step = step
+        prepared = prepare(batch, run.policy, stage.frozen_models.models, stage.algorithm)
+        if isinstance(stage.algorithm, TRPO):  # its optimizer moves the critic only
+            own, _ = surrogate_gradient(run.policy, prepared)
+            product = FisherProduct(run.policy, prepared)(own)
+            found_by = Path(folder) / f"{name} policy-{ranks.rank}.safetensors"
+            save_file({"gradient": own, "product": product}, found_by)
+        before = {f"change {n}": whole(p).detach().clone() for n, p in enumerate(run.policy.parameters())}
+        metrics = update(stage.algorithm, run.policy, prepared, stage.optimizer)
+        after = {f"change {n}": whole(p).detach() for n, p in enumerate(run.policy.parameters())}
+        found |= {key: after[key] - before[key] for key in after}
+        save_file(found, Path(folder) / f"{name}-{ranks.rank}.safetensors")
+        (Path(folder) / f"{name}-{ranks.rank}.json").write_text(json.dumps(metrics))
     ranks.close()
 
 

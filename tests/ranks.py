@@ -11,15 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import ROOT
+from tests.runs import NO_PICTURE, ROOT
 
 DRIVER = """
-import importlib, json, os, sys
+import contextlib, importlib, json, os, sys
 import lmgym.training.dry_run, lmgym.training.loop, lmgym.distributed.process_group
 import matplotlib.backends.backend_agg, matplotlib.style, tests.rank_targets
 for line in sys.stdin:
     target, arguments, size, port, output = json.loads(line)
     module, _, name = target.partition(":")
+    if size == 0:
+        with contextlib.redirect_stdout(sys.stderr):  # the other one carries the answers below
+            getattr(importlib.import_module(module), name)(*arguments)
     children = []
     for rank in range(size):
         child = os.fork()
@@ -34,11 +37,13 @@ for line in sys.stdin:
         children.append(child)
     print(json.dumps(children), flush=True)
     print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
+os._exit(0)
 """
 
 
 class Group:
-    """Runs a function, by default the command line, in several ranks.
+    """Runs a function, by default the command line, in several ranks; in 0 ranks: in the process that they are forked
+    from, so that all later ones find what it leaves.
 
     Example:
         >>> group.start(2, ["train", str(recipe)]); os.kill(group.processes[1], signal.SIGKILL); group.wait()
@@ -84,7 +89,7 @@ class Group:
 
 @pytest.fixture(scope="session")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    group = Group(tmp_path_factory.mktemp("ranks"))
+    group = Group(tmp_path_factory.mktemp("ranks"), NO_PICTURE)
     yield group
     group.close()
 
@@ -99,9 +104,15 @@ def written(group: Group, folder: Path, size: int, *how: object) -> Path:
     return folder
 
 
+def begun(group: Group, folder: Path, *how: object) -> None:
+    """Let `rank_targets.begin` make the batches that `gradients` needs."""
+    assert group.run(0, str(folder), *how, target="tests.rank_targets:begin") == []
+
+
 @pytest.fixture(scope="session")
 def alone(group: Group, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process writes, for every algorithm."""
+    """What one process writes, for every algorithm; later ranks find the batches of all."""
+    begun(group, tmp_path_factory.mktemp("begun"))
     return written(group, tmp_path_factory.mktemp("alone"), 1)
 
 

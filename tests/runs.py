@@ -87,6 +87,11 @@ def run(folder: Path, console: Console | None = None, **changes: Any) -> Path:
     return train(build_config(tiny(out=str(folder), **changes)), console or Console(quiet=True))
 
 
+# For processes, what `no_picture` is for this one.
+NO_PICTURE = """
+import lmgym.training.evaluation_points
+lmgym.training.evaluation_points.training_plot = lambda metrics, plot: plot
+"""
 DRIVER = """
 import json, os, sys
 import lmgym.training.dry_run, lmgym.training.loop, matplotlib.backends.backend_agg, matplotlib.style
@@ -102,6 +107,7 @@ for line in sys.stdin:
         os._exit(status)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)  # what it has imported takes seconds to be taken down
 """
 
 
@@ -162,7 +168,7 @@ def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    shell = Shell(tmp_path_factory.mktemp("shell"))
+    shell = Shell(tmp_path_factory.mktemp("shell"), NO_PICTURE)
     yield shell
     shell.close()
 

@@ -2,9 +2,11 @@
 
 Zensical wants all pages in one folder and all links inside of it. So each page is copied to build/site_pages with its
 links rewritten: to another page, or to the source file on the code host, whose address is `repo_url` in mkdocs.yml.
-While there is none, the source file becomes a page of the site.
+While there is none, the source file becomes a page of the site. With --source-lines N it shows no more than its first N
+lines: most pages are of source files, and most of the time that the site takes is theirs.
 """
 
+import argparse
 import ast
 import re
 import shutil
@@ -83,13 +85,14 @@ def source_page(path: str) -> str:
     return f"{SOURCES}/{path}/index.md" if (ROOT / path).is_dir() else f"{SOURCES}/{path}.md"
 
 
-def source_text(path: str) -> str:
-    """A source file as a page, or a folder as a list of its files with the first line of each docstring."""
+def source_text(path: str, lines: int | None = None) -> str:
+    """A source file as a page (its first `lines`; all: None), or a folder as a list of its files with the first line of
+    each docstring."""
     head = f"---\ntitle: {path}\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n\n# {path}\n\n"
     if (ROOT / path).is_dir():
         files = sorted(file for file in (ROOT / path).iterdir() if file.suffix in LANGUAGES)
         return head + "\n".join(f"* [{file.name}]({file.name}.md): {summary(file)}" for file in files) + "\n"
-    text = (ROOT / path).read_text(encoding="utf-8")
+    text = "\n".join((ROOT / path).read_text(encoding="utf-8").split("\n")[:lines])
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{head}{fence} {{.{LANGUAGES.get(Path(path).suffix, 'text')}}}\n{text.rstrip()}\n{fence}\n"
 
@@ -131,7 +134,7 @@ def write(page: str, text: str) -> None:
     (OUT / page).write_text(text, encoding="utf-8")
 
 
-def main() -> None:
+def main(source_lines: int | None = None) -> None:
     """Write all pages to build/site_pages."""
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     shutil.rmtree(OUT, ignore_errors=True)
@@ -155,11 +158,13 @@ def main() -> None:
         if (ROOT / path).is_dir():
             sources |= {f"{path}/{file.name}" for file in (ROOT / path).iterdir() if file.suffix in LANGUAGES}
     pages = {page: finished(page, text) for page, text in pages.items()}
-    pages |= {source_page(path): source_text(path) for path in sources}
+    pages |= {source_page(path): source_text(path, source_lines) for path in sources}
     for page, text in pages.items():
         write(page, text)
     shutil.copy(Path(__file__).parent / "style.css", OUT / "style.css")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(prog="python -m docs.site.pages")
+    parser.add_argument("--source-lines", type=int)
+    main(**vars(parser.parse_args()))

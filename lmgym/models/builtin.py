@@ -86,6 +86,21 @@ def builtin_model(
     weights. builtin:sums is the Llama after training on sums (recipes/sums.yaml): it continues "37 + 45\nAnswer:".
     `architecture` sets fields of the model's transformers configuration. Raises LmgymError for an unknown name, an
     unknown field, and values that do not fit together or not to trained weights."""
+    config, family = builtin_config(name, tokenizer, architecture), MODELS[name]
+    with seeded(seeds.key(seed, "initial weights")):
+        try:
+            model = family.model(config)
+            if architecture and model.device.type != "meta":
+                _check_runs(model)
+        except Exception as error:  # various exceptions of the library, for sizes that do not fit together
+            raise _unfit(error) from error
+    if family.weights and model.device.type != "meta":
+        load_model(model, Path(__file__).parent / family.weights)
+    return model
+
+
+def builtin_config(name: str, tokenizer: PreTrainedTokenizerFast, architecture: Mapping[str, Any]) -> Any:
+    """The transformers configuration of a built-in model that reads texts. Raises LmgymError as `builtin_model`."""
     if name not in MODELS:
         raise LmgymError(f"policy.model: there is no '{name}'; {suggest(name, MODELS)}")
     family = MODELS[name]
@@ -95,17 +110,10 @@ def builtin_model(
             f"policy.architecture and policy.tokenizer, or name {BUILTIN}"
         )
     check_architecture(architecture, set(family.config().to_dict()) - set(DERIVED if family.config is T5Config else ()))
-    fields = {**ids_of(tokenizer), **family.fields, **architecture}
-    with seeded(seeds.key(seed, "initial weights")):
-        try:
-            model = family.model(family.config(**fields))
-            if architecture and model.device.type != "meta":
-                _check_runs(model)
-        except Exception as error:  # various exceptions of the library, for sizes that do not fit together
-            raise LmgymError(f"policy.architecture: {' '.join(str(error).split())[:300]}") from error
-    if family.weights and model.device.type != "meta":
-        load_model(model, Path(__file__).parent / family.weights)
-    return model
+    try:
+        return family.config(**{**ids_of(tokenizer), **family.fields, **architecture})
+    except Exception as error:  # various exceptions of the library
+        raise _unfit(error) from error
 
 
 def check_architecture(architecture: Mapping[str, Any], known: set[str]) -> None:
@@ -122,6 +130,10 @@ def ids_of(tokenizer: Any) -> dict[str, int | None]:
     """What a model's configuration says of its tokenizer: the size of the vocabulary, and its special ids."""
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
     return {"vocab_size": len(tokenizer), **special}
+
+
+def _unfit(error: Exception) -> LmgymError:
+    return LmgymError(f"policy.architecture: {' '.join(str(error).split())[:300]}")
 
 
 def _check_runs(model: PreTrainedModel) -> None:

@@ -25,7 +25,7 @@ from lmgym.core.model_folder import cannot_load, check_no_adapters
 from lmgym.core.progress import doing
 from lmgym.core.validation import FREE, RECORDED, Section
 from lmgym.models import lora, quantization
-from lmgym.models.builtin import BUILTIN, builtin_model, builtin_tokenizer, is_builtin
+from lmgym.models.builtin import BUILTIN, builtin_config, builtin_model, builtin_tokenizer, is_builtin
 from lmgym.models.builtin_vision import PICTURE_MODELS, picture_files, picture_tokenizer, tiny_idefics3
 from lmgym.models.chat_template import use_template
 from lmgym.models.critic import with_critic
@@ -273,6 +273,11 @@ def _builtin(section: PolicySection, tokenizer: Any, seed: int) -> Any:
     return builtin_model(section.model, tokenizer, section.architecture, seed)
 
 
+def _builtin_config(name: str, tokenizer: Any) -> Any:
+    """The configuration of a built-in model as it is without `policy.architecture`."""
+    return tiny_idefics3(tokenizer, {}, 0).config if name in PICTURE_MODELS else builtin_config(name, tokenizer, {})
+
+
 def _with_vision(policy: Policy, section: PolicySection, folder: Path | None) -> Policy:
     """The policy with what reads pictures, if its model does and its processor is there: the vision tower frozen,
     unless it trains. Raises LmgymError if the section asks to train what is not there."""
@@ -398,7 +403,7 @@ def read_model_info(section: PolicySection, folder: Path | None = None) -> Model
     _check_section(section)
     if is_builtin(section.model):
         words = load_tokenizer(section, folder)
-        config = _builtin(replace(section, architecture={}), load_tokenizer(section), 0).config
+        config = _builtin_config(section.model, load_tokenizer(section))
     else:
         config = _config(section.model, section.revision)
         words = load_tokenizer(section, folder)

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from lmgym.cli.main import main
-from lmgym.envs.base import Env, Step
-from lmgym.types import Example, Message
 from tests import runs
 
 GIB = 2**30
@@ -56,25 +54,12 @@ def test_memory_of_a_game_is_that_of_a_few_episodes(
     assert "if episodes fill the context; `lmgym check` without --memory plays some; env.max_turns (3) bounds" in said
 
 
-class Talk(Env):
-    """A conversation of four long answers to one prompt of a task."""
-
-    def reset(self, example: Example, key: int) -> list[Message]:
-        self.turns = 0
-        return [{"role": "user", "content": "?"}]
-
-    def step(self, text: str, stop: str) -> Step:
-        self.turns += 1
-        over = self.turns == 4
-        return Step([] if over else [{"role": "user", "content": "!" * 100}], reward=1.0, terminated=over)
-
-
 @pytest.mark.slow
 def test_turns_are_counted_in_memory_and_among_what_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """300 characters follow the first prompt, which a task's prompts do not tell. Of an untrained model nearly all
     answers are cut, and yet each episode ends."""
     changes = {
-        "env": {"name": f"{__name__}:Talk", "workers": 1},
+        "env": {"name": "tests.quiz:Talk", "workers": 1},
         "task": runs.TINY["task"],
         "sampling": {"max_new_tokens": 2},
     }

@@ -123,7 +123,7 @@ SAMPLING = [name for name in registry.BUILTIN["algorithm"] if name not in ("supe
 @pytest.mark.parametrize("algorithm", SAMPLING)
 def test_two_turns(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
     policy = policy_section(model, **(LORA if lora else {}))
-    changes = {"policy": policy, "env": {"name": "tests.quiz:Quiz", "workers": 1}, "rewards": None}
+    changes = {"policy": policy, "env": {"name": "tests.quiz:Quiz", "workers": 0}, "rewards": None}
     folder = train(tmp_path / "run", model, algorithm_section(algorithm, model), **changes)
     assert_trained(folder, model, lora)
     rollouts = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lmgym import Example, Step, check_reward, check_task, load_config
+from lmgym import check_reward, check_task, load_config
 from lmgym.cli.main import main
 from lmgym.core import registry
 from lmgym.core.parts import Part, part_name
@@ -233,22 +233,6 @@ def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_picture")
-class Unreliable:
-    """Two turns, or an exception."""
-
-    def reset(self, example: Example, seed: int) -> str:
-        self.fails, self.turns = seed % 2 == 0, 0
-        return example.prompt if isinstance(example.prompt, str) else ""
-
-    def step(self, text: str, stop: str) -> Step:
-        if self.fails:
-            raise ValueError("out of order")
-        self.turns += 1
-        if self.turns == 2:
-            return Step([], terminated=True, info={"length": len(text)})
-        return Step([{"role": "user", "content": "go on"}])
-
-
 @pytest.mark.slow
 def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
     algorithms = [
@@ -270,7 +254,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
         for algorithm in algorithms
     ]
     stages[1]["curriculum"] = {}
-    env = {"name": f"{__name__}:Unreliable", "workers": 1}
+    env = {"name": "tests.quiz:Unreliable", "workers": 1}
     stages.append({"name": "turns", "algorithm": "rloo", "env": env, "prompts_per_step": 8, "steps": 1})
     given = ("dpo", "kto", "process_reward_model")  # the last makes a reward model of the policy
     stages += [{"name": name, "algorithm": name, "task": runs.GIVEN[name], "steps": 1} for name in given]

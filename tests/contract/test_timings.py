@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmgym.envs.base import Step
 from lmgym.logs.timings import timing_columns, timing_record
 from lmgym.types import Episode, Example, Turn
 from lmgym.viewer.addresses import tree_at
@@ -21,18 +20,6 @@ pytestmark = pytest.mark.usefixtures("no_picture")
 
 SECONDS = st.floats(0, 1e4)
 PLACE = {"kind": "train", "stage": 0, "step": 0}
-
-
-class Rounds:
-    """One to three turns, by the prompt; the answers earn nothing for themselves."""
-
-    def reset(self, example: Example, seed: int) -> str:
-        self.left = int(example.id.rpartition("/")[2]) % 3
-        return "go"
-
-    def step(self, text: str, stop: str) -> Step:
-        self.left -= 1
-        return Step([{"role": "user", "content": "on"}], terminated=self.left < 0)
 
 
 def episodes_of(turns: list[list[dict[str, float]]], rewards: list[dict[str, float]]) -> list[Episode]:
@@ -77,7 +64,7 @@ def test_equal_answers_are_equal_whatever_the_clock_says() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_turn_of_a_run_is_timed_and_a_resumed_run_has_each_step_once(tmp_path: Path, workers: int) -> None:
-    env = {"name": "tests.contract.test_timings:Rounds", "workers": workers}
+    env = {"name": "tests.quiz:Rounds", "workers": workers}
     changes: dict[str, Any] = {"env": env, "steps": 4, "checkpoint": {"every": 2}, "evaluation": {"every": 0}}
     folder = runs.run(tmp_path / "run", **(changes | {"steps": 2}))
     kept = (folder / "timings.jsonl").read_bytes()

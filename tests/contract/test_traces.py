@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lmgym.core.errors import LmgymError
-from lmgym.envs.base import Step
 from lmgym.logs.console import Console
 from lmgym.logs.traces import files as trace_files
 from lmgym.logs.traces.folder import TraceFolder, join, rewind_traces
@@ -377,16 +376,6 @@ class Dying(Console):
             raise Killed
 
 
-class Question:
-    """The same question for all."""
-
-    def reset(self, example: Example, seed: int) -> str:
-        return "?"
-
-    def step(self, text: str, stop: str) -> Step:
-        return Step(reward=float(sum(letter.isalpha() for letter in text)), terminated=True)
-
-
 def trained(folder: Path, **changes: Any) -> Path:
     return runs.run(folder, **SHORT | changes)
 
@@ -624,7 +613,7 @@ def test_several_ranks_write_one_trace(group: Group, tmp_path: Path) -> None:  #
     """Each rank computes rows of its own. Of three passes of equal length the first rank has two, so the second one's
     last pass is idle, on the first row: all rows come together, and none of an idle pass."""
     changes = SHORT | {"steps": 1, "prompts_per_step": 3, "algorithm": {"name": "ppo", "epochs": 1}}
-    changes |= {"env": {"name": "tests.contract.test_traces:Question", "workers": 1}, "rewards": None}
+    changes |= {"env": {"name": "tests.quiz:Question", "workers": 1}, "rewards": None}
     changes |= {"sampling": {"max_new_tokens": 6, "min_new_tokens": 6}}
     changes["policy"] = runs.TINY["policy"] | {"tokens_per_forward": 1}
     alone = runs.run(tmp_path / "alone", **changes)

@@ -9,7 +9,7 @@ import pytest
 from tests.torture import io_faults
 from tests.torture.crash_images import Call, Disk, read_log
 
-EVERY = 120
+EVERY = 170
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:

@@ -25,7 +25,7 @@ from lmgym.inference.kinds import EngineSection
 from lmgym.inference.pool import ray_generators
 from lmgym.inference.pool.generator import Call
 from lmgym.inference.pool.pool import Here, InUnits
-from lmgym.inference.pool.ray_generators import MOST_LOSSES, RayGenerators, Worker
+from lmgym.inference.pool.ray_generators import MOST_LOSSES, Process, RayGenerators, Worker
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.models.copies import with_weights, without_weights
@@ -51,6 +51,19 @@ def cluster() -> Iterator[None]:
     ray.init(address="local", num_cpus=3, object_store_memory=300 * 2**20, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def process(cluster: None) -> Any:
+    """An actor that several pools use one after the other, since it takes seconds to start: each begins it anew."""
+    return ray.remote(num_cpus=0)(Process).remote(1, 256, False)
+
+
+@pytest.fixture
+def same_process(process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools of one generator have this one, and leave it running."""
+    monkeypatch.setattr(RayGenerators, "_actor", lambda generators: process)
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
 
 
 def policy(model: str = "builtin:tiny", **settings: Any) -> Policy:
@@ -117,12 +130,13 @@ def test_conversations_go_on_where_a_generator_is_lost(
     assert_equal_runs(one, pool, but=RECIPE)
 
 
+@pytest.mark.usefixtures("same_process")
 @pytest.mark.parametrize(
     ("model", "settings"),
     [("builtin:tiny", {"lora_rank": 2}), ("builtin:tiny", {"compute": "bfloat16"}), ("builtin:tiny_t5", {})],
     ids=["adapters", "bf16", "T5"],
 )
-def test_generators_sample_as_the_training_process_does(model: str, settings: dict, cluster: None) -> None:
+def test_generators_sample_as_the_training_process_does(model: str, settings: dict) -> None:
     """Also after an update, of which only the trained weights are sent."""
     architecture = {} if "t5" in model else ARCHITECTURE
     own = load_policy(PolicySection(model=model, device="cpu", architecture=architecture, **settings))
@@ -173,7 +187,8 @@ def test_answers_that_no_generator_survives_end_the_run(cluster: None, monkeypat
     pool.close()
 
 
-def test_what_the_sampler_refuses_is_refused_here_too(cluster: None) -> None:
+@pytest.mark.usefixtures("same_process")
+def test_what_the_sampler_refuses_is_refused_here_too() -> None:
     own = policy()
     pool = InUnits(own, RayGenerators(own, workers=1), UNIT)
     with pytest.raises(LmgymError, match="answer included; shorten the prompts"):
@@ -243,6 +258,16 @@ def test_a_pool_without_ray_says_how_to_install_it(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "run").exists()
 
 
+# `lmgym`, which looks for Ray sooner and more often: its waits are for networks and for busy machines.
+IMPATIENT = """
+import sys
+from lmgym.cli.main import main
+from lmgym.inference.pool import ray_generators, ray_node
+ray_generators.LOOK, ray_node.PATIENCE, ray_node.PAUSE = 2.0, 3.0, 0.2
+sys.exit(main())
+"""
+
+
 def left_alone(tmp_path: Path, lose: Callable[[subprocess.Popen[bytes]], None], **engine: Any) -> str:
     """What a run on a pool says that loses a part of Ray (`lose`) after two checkpoints. It ends with the status of a
     lost rank, which `--restarts` starts again, and can be resumed."""
@@ -250,7 +275,7 @@ def left_alone(tmp_path: Path, lose: Callable[[subprocess.Popen[bytes]], None], 
     pool, run = {"name": "pool", "workers": 1, "threads": 1, "unit": UNIT, **engine}, tmp_path / "run"
     recipe = runs.write(tmp_path / "recipe.yaml", engine=pool, **changes)
     with (tmp_path / "output.txt").open("wb") as output:
-        line = [sys.executable, "-m", "lmgym", "train", str(recipe), f"out={run}"]
+        line = [sys.executable, "-c", IMPATIENT, "train", str(recipe), f"out={run}"]
         training = subprocess.Popen(line, cwd=runs.ROOT, stdout=output, stderr=output)
         try:
             while newest_step(run) < 2:
@@ -277,7 +302,7 @@ def kill_of_ray(training: subprocess.Popen[bytes], program: bytes) -> None:
     ("program", "sentence"),
     [
         (b"/raylet/raylet\0", "lmgym: Ray has ended on this machine"),
-        (b"/gcs/gcs_server\0", "has not answered for 30 seconds, and Ray ends without it"),
+        (b"/gcs/gcs_server\0", "has not answered for 3 seconds, and Ray ends without it"),
     ],
 )
 def test_ray_that_dies_is_said_and_the_run_goes_on(tmp_path: Path, program: bytes, sentence: str) -> None:
@@ -286,7 +311,9 @@ def test_ray_that_dies_is_said_and_the_run_goes_on(tmp_path: Path, program: byte
 
 
 def test_a_cluster_that_has_become_too_small_is_named(tmp_path: Path) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    looks = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 300}  # of Ray's own, at its machines
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": looks}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         node = cluster.add_node(num_cpus=1)
         lose = lambda training: cluster.remove_node(node, allow_graceful=False)  # noqa: E731

@@ -19,7 +19,7 @@ from lmgym.models.skeleton import Skeleton
 from tests import runs
 from tests.parity.test_resume import ALGORITHMS
 from tests.rank_targets import KINDS, ONE_PROCESS_EACH
-from tests.ranks import Group, alone, assert_equal_updates, group, written  # noqa: F401 (fixtures)
+from tests.ranks import Group, alone, assert_equal_updates, begun, group, written  # noqa: F401 (fixtures)
 from tests.runs import assert_equal_runs
 
 pytestmark = pytest.mark.slow
@@ -46,6 +46,7 @@ def updates(
 @pytest.fixture(scope="module")
 def kinds(group: Group, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
     made = tmp_path_factory.mktemp
+    begun(group, made("begun"), True)
     return {"alone": written(group, made("k"), 1, False, True), "2": written(group, made("k2"), 2, True, True)}
 
 

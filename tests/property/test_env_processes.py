@@ -32,6 +32,12 @@ FAILING = {
 }
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that is stopped is waited for this long beyond the limit of its call."""
+    monkeypatch.setattr("lmgym.processes.pool.GRACE", 2.0)
+
+
 def odd() -> EnvProcesses:
     return EnvProcesses("odd", plugins=[HERE], count=1, seconds=1.0)
 
