@@ -45,13 +45,16 @@ def as_reward_model(policy: Policy, kind: Kind = "reward_model") -> PreTrainedMo
     """The policy's trunk (adapters merged) under its value head, or under one of zeros if it has none yet. Shares the
     trunk's memory with the policy where nothing had to be merged.
 
-    Raises LmgymError for encoder-decoders, whose classifiers read their input otherwise; for quantized weights; and for
-    models of which transformers has no classifier that is a linear map on the states."""
+    Raises LmgymError for encoder-decoders, whose classifiers read their input otherwise; for models that read pictures,
+    which no reward shows to a model; for quantized weights; and for models of which transformers has no classifier that
+    is a linear map on the states."""
     # 1. An empty classifier of the same configuration.
     model, form = policy.model, FORMS[kind]
     name = model.config.model_type
     if policy.encoder_decoder:
         raise LmgymError(f"a reward model is made of a causal model, and {name} is an encoder-decoder")
+    if policy.vision is not None:
+        raise LmgymError(f"a reward model reads texts, and {name} reads pictures too; take a model of texts")
     if quantization.is_quantised(model):
         raise LmgymError("a reward model is written with all its weights, so policy.quantise must go")
     model = lora.merged(model) if lora.has_adapter(model) else model

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.envs.agent import Agent
 from lmgym.envs.base import Step
@@ -23,8 +24,10 @@ from lmgym.rewards.text.form import exact_match
 from lmgym.tasks.base import check_task, load_task
 from lmgym.tasks.shapes import COLOURS, Shape, picture_of
 from lmgym.tasks.streamed import StreamedExamples
+from lmgym.training.planning.picture_disk import of_data, of_environment, stored_in, too_much
 from lmgym.training.resuming.fingerprint import data_digest
-from lmgym.types import PICTURE, Example, pictures_of, told_apart
+from lmgym.types import PICTURE, Episode, Example, RecipeText, Turn, picture_text, pictures_of, told_apart
+from tests import runs
 from tests.contract import lights
 
 
@@ -303,6 +306,19 @@ def test_a_picture_stands_beside_the_agent_s_words(store: PictureStore) -> None:
     assert refused.endswith(f". You see: {PICTURE}") and len(pictures_of(refused)) == 1
     with pytest.raises(LmgymError, match=r"'Dark-v0' has no \{picture\}: it draws none with render_mode: rgb_array"):
         Gymnasium(id="Dark-v0", show="{picture}").reset(GAME, seed=0)
+
+
+def test_what_pictures_will_take_of_the_disk_is_said(store: PictureStore, tmp_path: Path) -> None:
+    config = build_config(runs.tiny(prompts_per_step=2, steps=10, out=str(tmp_path / "new" / "run")))
+    asked, drawn = store.put(png()), store.put(png("blue"))
+    episode = Episode(Example("a", RecipeText.join(picture_text(asked), "?")), 0, 0, [Turn([1], [2])] * 3)
+    now, stage = stored_in(store.folder), config.stages[0]
+    sentence, total = of_environment({}, now, [episode], stage)
+    assert total == now[drawn] * 2 * 4 * 10  # of 2 prompts, 4 answers each
+    assert sentence.startswith("pictures of the environment: 1 different ones in 3 turns, 0 KiB; if it goes on like")
+    assert of_environment(now, now, [episode], stage) == ("", 0.0) and of_data({}) == "" == too_much(config, total)
+    assert of_data(now) == "pictures of the data: 2, 0 KiB, which the run folder will hold"
+    assert f"and the disk of {tmp_path} has " in too_much(config, 1e30)
 
 
 @pytest.mark.processes

@@ -1,12 +1,15 @@
 """Whole runs with pictures on a tiny model that sees: what check prints, that a resumed run is bit for bit the one that
 was not stopped, and that the page and the command line show what the model saw."""
 
+import base64
+import io
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from lmgym.cli.main import main
 from lmgym.config.build import build_config
@@ -20,7 +23,7 @@ from lmgym.viewer.runs import open_runs
 from lmgym.viewer.single_file import write_file
 from tests import runs, vision_models
 from tests.parity.test_resume import Interrupting
-from tests.runs import no_picture  # noqa: F401 (a fixture)
+from tests.runs import JUDGED, no_picture  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("no_picture")
 EYES: dict[str, Any] = {
@@ -86,20 +89,51 @@ def test_every_architecture_goes_on_where_it_stopped(family: str, tmp_path: Path
     assert (whole / "final" / "processor_config.json").read_bytes() == Path(model, "processor_config.json").read_bytes()
 
 
+LEARNING: dict[str, dict[str, Any]] = {  # one of each way in which an update uses the policy
+    "values, and a frozen copy": {"algorithm": {"name": "ppo", "epochs": 2, "kl_coefficient": 0.1}},
+    "rated answers": {"algorithm": "dpo", "rewards": None},
+    "a teacher's distributions": {
+        "algorithm": {"name": "gkd", "teacher": "builtin:tiny_idefics3", "divergence": "jsd", "beta": 0.3},
+        "rewards": None,
+    },
+    "adapters, switched off": {
+        "algorithm": {"name": "grpo", "group_size": 2, "kl_coefficient": 0.1},
+        "policy": {**EYES["policy"], "lora_rank": 2},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEARNING)
+def test_every_way_of_learning_goes_with_pictures(name: str, tmp_path: Path) -> None:
+    changes = {**EYES, "evaluation": {"every": 0, "examples": 2}, "checkpoint": {"every": 0}, "steps": 1}
+    if name == "rated answers":
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8), "red").save(file, "PNG")
+        packed = base64.b64encode(file.getvalue()).decode()
+        rows = [{"image": packed, "prompt": f"{n}?", "chosen": "1", "rejected": "0"} for n in range(4)]
+        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        changes["task"] = {"name": "preferences", "path": str(tmp_path / "pairs.jsonl"), "test": 0.5}
+    folder = runs.run(tmp_path / "run", **{**changes, **LEARNING[name]})
+    [record] = [one for one in runs.records(folder / "metrics.jsonl") if one["kind"] == "train"]
+    assert record["gradient_norm"] > 0
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"algorithm": "reward_model", "task": JUDGED, "rewards": None}, "a reward model reads texts, and idefics3 reads"),
         ({"engine": {"name": "pool"}}, "engine.name: pool does not read pictures, and builtin:tiny_idefics3 does"),
         ({"engine": {"name": "vllm", "address": "http://127.0.0.1:9"}}, "engine.name: vllm does not read pictures"),
         ({"distributed": {"sharding": "fsdp"}}, "distributed.sharding: builtin:tiny_idefics3 reads pictures, and such"),
     ],
 )
-def test_what_does_not_go_with_pictures_is_refused_before_weights_are_loaded(
+def test_what_does_not_go_with_pictures_is_refused_before_a_step(
     changes: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(LmgymError, match=sentence):
         runs.run(tmp_path / "run", **EYES, **changes)
-    assert not (tmp_path / "run" / "machine.json").exists()
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_check_names_a_prompt_s_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,7 +137,7 @@ OWN_TEACHERS = ("self", "initial")  # the policy itself, as it is now, or as it 
 def teacher_section(section: PolicySection, name: str) -> PolicySection:
     """The policy section of a teacher: the policy's device and precision, another model."""
     own = replace(section, model=name, revision=None, lora_rank=None, quantise=None, architecture={}, new_weights=[])
-    own = replace(own, context_start_token=None, activation_checkpointing=False)  # it never trains
+    own = replace(own, context_start_token=None, activation_checkpointing=False, train_vision=False)  # it never trains
     if is_builtin(name):
         return replace(own, tokenizer=section.tokenizer)
     return replace(own, tokenizer=None, template=None)  # its own: it may have another tokenizer
