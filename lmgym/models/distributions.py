@@ -13,6 +13,7 @@ from lmgym.batch import Batch, States
 from lmgym.distributed.parts import whole
 from lmgym.functional import truncation
 from lmgym.functional.distribution_sums import SUMS
+from lmgym.models import frozen_base
 from lmgym.models.kernels.fused_logprobs import FusedLogprobs, wide_of
 from lmgym.models.kernels.onednn_products import set_aside
 from lmgym.models.parity import modules
@@ -173,7 +174,7 @@ def own_logprobs(model: ScoringModel, batch: Batch) -> tuple[Float[Tensor, "N T"
     batch = batch.to(model.device).replace(never=model.never)
     row, column = batch.actions.nonzero(as_tuple=True)
     # Of the trial at load and of the proof: what is compared may compute otherwise.
-    with set_aside(model.model), modules.set_aside(model.model):
+    with set_aside(model.model), modules.set_aside(model.model), frozen_base.widened(model.model):
         logits = alone(model, batch, row, column - 1)
     logprobs, _ = logprobs_of_logits(logits, batch, row, column, entropy=False)
     result = torch.zeros(batch.tokens.shape).index_put((row.cpu(), column.cpu()), logprobs.float().cpu())

@@ -31,10 +31,11 @@ from lmgym.models.chat_template import use_template
 from lmgym.models.critic import with_critic
 from lmgym.models.device import choose_compute, choose_device, choose_prepacked
 from lmgym.models.fast_path import route_of
+from lmgym.models.frozen_base import hold_narrow
 from lmgym.models.gguf import folder_of
 from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
-from lmgym.models.kernels import onednn_products
+from lmgym.models.kernels import adapted_linear, onednn_products
 from lmgym.models.native_trial import native_where
 from lmgym.models.parity import modules as parity
 from lmgym.models.picture_features import Vision
@@ -228,6 +229,8 @@ def load_policy(
             check_served(policy)
         if section.rounding == "stochastic" and policy.compute == torch.bfloat16:
             policy = policy.but(rounded=RoundedWeights(model, seed))
+        if lora.has_adapter(model):
+            _quicken_adapters(policy)
         used, unused = native_where(policy, section.kernels)
         policy = policy.but(native=used, native_unused=unused)
         return policy if folder is None else _with_saved_critic(policy, section, seed, folder)
@@ -262,6 +265,14 @@ def _loaded(
         lora.add_lora(model, section.lora_rank, alpha, section.lora_targets, seeds.key(seed, "lora"), spared)
     check_finite(model, section.model if folder is None else str(folder))
     return model, tokenizer, compute
+
+
+def _quicken_adapters(policy: Policy) -> None:
+    """Where passes are in bf16 on a CPU, hold the base of adapters in bf16, and let its layers add them up at once."""
+    plain = not (policy.exact or policy.encoder_decoder or policy.vision or quantization.is_quantised(policy.model))
+    if policy.device.type == "cpu" and policy.compute == torch.bfloat16 and policy.fast and plain:
+        hold_narrow(policy.model)
+        adapted_linear.use_in(policy.model)
 
 
 def _builtin(section: PolicySection, tokenizer: Any, seed: int) -> Any:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from lmgym.core.errors import LmgymError
-from lmgym.models import copies
+from lmgym.models import copies, lora
 from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.families import LIKE_LLAMA, trunk_of
@@ -54,6 +54,7 @@ def serves(policy: Policy) -> bool:
 def try_out(policy: Policy) -> None:
     """Raise LmgymError if decoding with fused layers differs by more than rounding explains."""
     sampling, batch = copies.sampling(policy), trial_batch(policy)
+    lora.fill(sampling.model)
     _, spread = own_logprobs(sampling, batch)
     usual = [way(sampling, batch) for way in DECODED]
     fused = FusedLayers(trunk_of(sampling.model).layers, sampling.model.get_output_embeddings())

@@ -23,7 +23,7 @@ from lmgym.core.progress import counted
 from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import Divergence
-from lmgym.models import hooks, lora, quantization, scoring
+from lmgym.models import frozen_base, hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
 from lmgym.models.cross_teaching import TokenClasses, compare_spans
@@ -141,6 +141,12 @@ class Policy:
         self.sample: UpdateSample | None = None  # that tells it
         self.skeleton: Skeleton | None = None  # if each rank holds a part of the weights: to make whole copies
         self.vision: Vision | None = None  # of a model that reads pictures
+
+    @property
+    def master(self) -> torch.dtype:
+        """The precision of the parameters that train, or if none does or the base is quantized, of the first ones."""
+        trained = [] if quantization.is_quantised(self.model) else self.parameters()
+        return next(iter([*trained, *self.model.parameters()])).dtype
 
     @cached_property
     def context(self) -> int | None:
@@ -453,7 +459,7 @@ class Policy:
     def precision(self) -> Iterator[None]:
         """The precision of a forward pass, this model's and a separate critic's: autocast, over weights that are
         rounded stochastically or that it rounds to nearest. Nothing, if `compute` is the parameters' own precision."""
-        if self.compute == next(self.model.parameters()).dtype:
+        if self.compute == self.master:
             yield
             return
         with ExitStack() as entered:
@@ -496,12 +502,16 @@ class Policy:
     @contextmanager
     def twice_differentiable(self) -> Iterator[None]:
         """Within this context `compute_logprobs` and `states` have second derivatives. They run in the parameters'
-        precision, with torch's plain attention and products and without activation checkpointing."""
+        precision (of all in fp32, if frozen ones are bf16), with torch's plain attention and products and without
+        activation checkpointing."""
         usual = self.compute, self.activation_checkpointing, self.flex, self.exact
-        self.compute, self.activation_checkpointing = next(self.model.parameters()).dtype, False
+        self.compute, self.activation_checkpointing = self.master, False
         self.flex = self.exact = False
         try:
-            with sdpa_kernel(SDPBackend.MATH), onednn_products.set_aside(self.model), parity.set_aside(self.model):
+            with ExitStack() as entered:
+                entered.enter_context(sdpa_kernel(SDPBackend.MATH))
+                for change in (onednn_products.set_aside, parity.set_aside, frozen_base.widened):
+                    entered.enter_context(change(self.model))
                 yield
         finally:
             self.compute, self.activation_checkpointing, self.flex, self.exact = usual

@@ -423,64 +423,90 @@ static void configure(int first, int second) {  // rows of tiles 0, 1 and 4, and
     _tile_loadconfig(&shape);
 }
 
-// out [rows outputs] = hidden [rows inputs] times weights, plus the bias; or out += that, rounded before. The weights
-// lie as [outputs/16][inputs/32][16 pairs][16 outputs][2].
-void product(const bf16* hidden, const bf16* weights, const bf16* bias, bf16* out, int64_t rows, int64_t inputs,
-             int64_t outputs, int adds) {
+// What a product of R rows reads and writes. Weights lie as [outputs/16][inputs/32][16 pairs][16 outputs][2]; with
+// adapters each 16 outputs have `rank` inputs more, which are those of `low` from `first` [outputs/32] on.
+struct Multiplication {
+    const bf16 *hidden, *weights, *bias;  // [R inputs], above, [outputs] or null
+    const bf16* down;                     // to `low`, laid out likewise; or null: no adapters
+    bf16 *low, *out;                      // [R width], [R outputs]
+    const int64_t* first;
+    int64_t rows, inputs, outputs, width, rank;
+    int adds;  // 1: out += the product, rounded before; 0: out = the product
+};
+
+// The outputs that are this thread's.
+static void multiply(const Multiplication& p) {
     constexpr int64_t TILE = 512, AT_ONCE = 128;  // numbers of a tile; rows that read weights from the nearest cache
-    const int64_t depth = inputs / 32;
-#pragma omp parallel
-    {
-        alignas(64) float found[4][16][LANES];
-        int first = 0, second = -1;
-        for (int64_t begin = 0; begin < rows; begin += AT_ONCE) {
+    const int64_t depth = p.inputs / 32, more = p.rank / 32;
+    alignas(64) float found[4][16][LANES];
+    int first = 0, second = -1;
+    auto add = [&](const bf16* left, const bf16* right, const bf16* own, int64_t stride, bool lower) {
+        _tile_loadd(6, left, 64);
+        _tile_loadd(7, right, 64);
+        _tile_loadd(4, own, stride * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (!lower) return;
+        _tile_loadd(5, own + 16 * stride, stride * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    };
+    for (int64_t begin = 0; begin < p.rows; begin += AT_ONCE) {
 #pragma omp for schedule(static) nowait
-            for (int64_t block = 0; block < outputs / 32; block++) {
-                const bf16 *left = weights + block * 2 * depth * TILE, *right = left + depth * TILE;
-                for (int64_t row = begin; row < std::min(rows, begin + AT_ONCE); row += 32) {
-                    // 1. Products of up to 32 rows with 32 outputs.
-                    const int upper = std::min<int64_t>(16, rows - row);
-                    const int lower = std::max<int64_t>(0, std::min<int64_t>(16, rows - row - 16));
-                    if (upper != first || lower != second) configure(first = upper, second = lower);
-                    const bf16* own = hidden + row * inputs;
-                    _tile_zero(0);
-                    _tile_zero(1);
-                    _tile_zero(2);
-                    _tile_zero(3);
-                    for (int64_t k = 0; k < depth; k++) {
-                        _tile_loadd(6, left + k * TILE, 64);
-                        _tile_loadd(7, right + k * TILE, 64);
-                        _tile_loadd(4, own + k * 32, inputs * 2);
-                        _tile_dpbf16ps(0, 4, 6);
-                        _tile_dpbf16ps(1, 4, 7);
-                        if (!lower) continue;
-                        _tile_loadd(5, own + 16 * inputs + k * 32, inputs * 2);
-                        _tile_dpbf16ps(2, 5, 6);
-                        _tile_dpbf16ps(3, 5, 7);
+        for (int64_t block = 0; block < p.outputs / 32; block++) {
+            const bf16 *left = p.weights + block * 2 * (depth + more) * TILE, *right = left + (depth + more) * TILE;
+            for (int64_t row = begin; row < std::min(p.rows, begin + AT_ONCE); row += 32) {
+                // 1. Products of up to 32 rows with 32 outputs.
+                const int upper = std::min<int64_t>(16, p.rows - row);
+                const int lower = std::max<int64_t>(0, std::min<int64_t>(16, p.rows - row - 16));
+                if (upper != first || lower != second) configure(first = upper, second = lower);
+                _tile_zero(0);
+                _tile_zero(1);
+                _tile_zero(2);
+                _tile_zero(3);
+                const bf16* own = p.hidden + row * p.inputs;
+                for (int64_t k = 0; k < depth; k++)
+                    add(left + k * TILE, right + k * TILE, own + k * 32, p.inputs, lower);
+                const bf16* low = more ? p.low + row * p.width + p.first[block] : nullptr;
+                for (int64_t k = 0; k < more; k++)
+                    add(left + (depth + k) * TILE, right + (depth + k) * TILE, low + k * 32, p.width, lower);
+                _tile_stored(0, found[0], 64);
+                _tile_stored(1, found[1], 64);
+                _tile_stored(2, found[2], 64);
+                _tile_stored(3, found[3], 64);
+                // 2. Bias, rounding, and the sum with what is there.
+                for (int r = 0; r < upper + lower; r++)
+                    for (int j = 0; j < 2; j++) {
+                        const int64_t column = block * 32 + j * LANES;
+                        bf16* place = p.out + (row + r) * p.outputs + column;
+                        floats x = load(found[r / 16 * 2 + j][r % 16]);
+                        if (p.bias) x += load(p.bias + column);
+                        store(place, p.adds ? load(place) + rounded(x) : x);
                     }
-                    _tile_stored(0, found[0], 64);
-                    _tile_stored(1, found[1], 64);
-                    _tile_stored(2, found[2], 64);
-                    _tile_stored(3, found[3], 64);
-                    // 2. Bias, rounding, and the sum with what is there.
-                    for (int r = 0; r < upper + lower; r++)
-                        for (int j = 0; j < 2; j++) {
-                            const int64_t column = block * 32 + j * LANES;
-                            bf16* place = out + (row + r) * outputs + column;
-                            floats x = load(found[r / 16 * 2 + j][r % 16]);
-                            if (bias) x += load(bias + column);
-                            store(place, adds ? load(place) + rounded(x) : x);
-                        }
-                }
             }
         }
-        _tile_release();
+    }
+    _tile_release();
+}
+
+void product(const Multiplication* p) {
+    Multiplication below = {};
+    below.hidden = p->hidden, below.weights = p->down, below.out = p->low;
+    below.rows = p->rows, below.inputs = p->inputs, below.outputs = p->width;
+#pragma omp parallel
+    {
+        if (p->down) {
+            multiply(below);
+#pragma omp barrier
+        }
+        multiply(*p);
     }
 }
 
 #else
 int products() { return 0; }
-void product(const bf16*, const bf16*, const bf16*, bf16*, int64_t, int64_t, int64_t, int) {}
+struct Multiplication;
+void product(const Multiplication*) {}
 #endif
 
 }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from lmgym.core.errors import LmgymError
+from lmgym.models import lora
 from lmgym.models.attention.cached_rows import CachedRows
 from lmgym.models.attention.packed import Layout
 from lmgym.models.attention.rules import Asked
@@ -31,7 +32,7 @@ def is_known(layer: nn.Module) -> bool:
         return False
     attention, mlp = parts["self_attn"], parts["mlp"]
     linear = [part for name, part in [*attention.items(), *mlp.items()] if name.endswith("_proj")]
-    if any(type(part) is not nn.Linear for part in linear):
+    if not all(map(lora.is_plain, linear)):
         return False
     size = getattr(layer.self_attn, "head_dim", 0)
     biased = {attention[name].bias is not None for name in QUERY_KEY_VALUE}
@@ -73,7 +74,8 @@ class FusedLayers:
 
 
 class FusedLayer:
-    """One layer with its four products: queries, keys and values; the output of attention; gate and up; down."""
+    """One layer with its four products: queries, keys and values; the output of attention; gate and up; down. Adapters
+    are parts of the products."""
 
     def __init__(self, layer: Any) -> None:
         self.layer, attention = layer, layer.self_attn
