@@ -425,6 +425,12 @@ def skeleton(section: PolicySection) -> Any:
         return _auto_class(config, section.model).from_config(config, dtype=torch.float32)
 
 
+def stored_precision(section: PolicySection) -> torch.dtype:
+    """The precision in which the files of a recipe's model hold its weights, by its configuration."""
+    found = None if is_builtin(section.model) else getattr(_config(section.model, section.revision), "dtype", None)
+    return found if isinstance(found, torch.dtype) else torch.float32
+
+
 def load_tokenizer(section: PolicySection, folder: Path | None = None) -> Any:
     """The tokenizer of a recipe, with its chat template; of a run's checkpoint that holds a whole model, the one in its
     `folder`."""

@@ -27,7 +27,7 @@ from lmgym.models import frozen_base, hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
 from lmgym.models.cross_teaching import TokenClasses, compare_spans
-from lmgym.models.device import SMALL, choose_tokens_per_forward
+from lmgym.models.device import SMALL, choose_tokens_per_forward, enough_tokens
 from lmgym.models.distributions import action_logits, distribution_sums, logprobs_of_states
 from lmgym.models.families import (
     cap_scores,
@@ -126,6 +126,8 @@ class Policy:
         self.plain_because = route.plain_because
         self.device = next(model.parameters()).device
         self.tokens_per_forward = choose_tokens_per_forward(tokens_per_forward, self.device.type)
+        adapters = lora.has_adapter(model) and not quantization.is_quantised(model)
+        self.enough_tokens = enough_tokens(tokens_per_forward, self.device.type, adapters)
         self.vocabulary, self.hidden_size = map(int, model.get_output_embeddings().weight.shape)
         pads = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)  # one that only the tokenizer has cannot be read
         self.pad_id = next(i for i in pads if i is not None and i < self.vocabulary)

@@ -109,29 +109,34 @@ def test_sampled_products_are_the_formula(rows: int, targets: Any, monkeypatch: 
 
 
 def test_trained_products_and_gradients_are_the_formula() -> None:
+    """Of two layers with one input, the second one without a bias."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).bfloat16()
 
-    hidden, weight, bias, down, up = random(2, 25, 64), random(96, 64), random(96), random(6, 64), random(96, 6)
-    by_output, scale = random(2, 25, 96), 2.0
-    given = [one.clone().requires_grad_() for one in (hidden, down, up)]
-    out = adapted_linear.AdaptedLinear.apply(given[0], weight, bias, given[1], given[2], scale)
-    out.backward(by_output)
-    exact = [one.double().requires_grad_() for one in (hidden, down, up)]
-    wanted = exact[0] @ weight.double().T + bias.double() + scale * exact[0] @ exact[1].T @ exact[2].T
-    wanted.backward(by_output.double())
+    hidden, scales = random(2, 25, 64), (2.0, 0.5)
+    frozen = [(random(96, 64), random(96)), (random(32, 64), None)]
+    adapters, by_outputs = (
+        [random(6, 64), random(4, 64), random(96, 6), random(32, 4)],
+        (random(2, 25, 96), random(2, 25, 32)),
+    )
+    given = [one.clone().requires_grad_() for one in (hidden, *adapters)]
+    outputs = adapted_linear.AdaptedLinear.apply(given[0], frozen, scales, *given[1:])
+    torch.autograd.backward(outputs, by_outputs)
+    exact = [one.double().requires_grad_() for one in (hidden, *adapters)]
     # What rounds to bf16 on the way: A x, its gradient, and what is added up; each by half an eps of its size.
-    rows, by_rows = hidden.flatten(0, 1), by_output.flatten(0, 1)
-    through = scale * sizes(rows, down.T, up.T)
-    reach = [
-        sizes(by_rows, weight) + scale * sizes(by_rows, up, down),
-        scale * sizes(up.T, by_rows.T, rows),
-        scale * sizes(by_rows.T, rows, down.T),
-    ]
-    gradients = [(one.grad, other.grad, size) for one, other, size in zip(given, exact, reach, strict=True)]
-    pairs = [(out, wanted, sizes(rows, weight.T) + through + 8), *gradients]
+    rows, pairs, reach = hidden.flatten(0, 1), [], {0: torch.zeros(50, 64).double()}
+    for place, ((weight, bias), scale) in enumerate(zip(frozen, scales, strict=True)):
+        down, up = exact[1 + place], exact[3 + place]
+        wanted = exact[0] @ weight.double().T + scale * exact[0] @ down.T @ up.T + (0.0 if bias is None else bias)
+        wanted.backward(by_outputs[place].double(), retain_graph=True)
+        by_rows = by_outputs[place].flatten(0, 1)
+        pairs.append((outputs[place], wanted, sizes(rows, weight.T) + scale * sizes(rows, down.T, up.T) + 8))
+        reach[0] += sizes(by_rows, weight) + scale * sizes(by_rows, up, down)
+        reach[1 + place] = scale * sizes(up.T, by_rows.T, rows)
+        reach[3 + place] = scale * sizes(by_rows.T, rows, down.T)
+    pairs += [(one.grad, other.grad, reach[place]) for place, (one, other) in enumerate(zip(given, exact, strict=True))]
     for found, expected, size in pairs:
         assert found is not None and expected is not None
         gap = (found.double() - expected).abs().reshape(size.shape)
@@ -251,7 +256,7 @@ def test_the_base_alone_and_second_derivatives(tmp_path: Path) -> None:
     reference = lora.AdapterDisabledPolicy(policy).compute_logprobs_no_grad(batch).logprobs
     assert rounding.near_in_bf16(policy.model, reference, own)
     adapted = policy.compute_logprobs_no_grad(batch).logprobs
-    assert float((adapted - own).norm()) > 4 * float((reference - own).norm())
+    assert float((adapted - own).detach().norm()) > 4 * float((reference - own).detach().norm())
     wide = Policy(lora.merged(policy.model), policy.tokenizer).compute_logprobs(batch).logprobs
     with policy.twice_differentiable():
         found = policy.compute_logprobs(batch).logprobs
