@@ -46,7 +46,11 @@ def serves(policy: Policy) -> bool:
     ):
         return False
     layers = getattr(trunk_of(policy.model), "layers", ())
-    known = policy.model.config.model_type in LIKE_LLAMA and len(layers) > 0 and all(map(is_known, layers))
+    known = (
+        policy.model.config.model_type in LIKE_LLAMA
+        and len(layers) > 0
+        and all(is_known(layer, adapted=True) for layer in layers)
+    )
     return known and not policy.rules and onednn_linear.available()
 
 

@@ -25,14 +25,15 @@ QUERY_KEY_VALUE, NORMS = ("q_proj", "k_proj", "v_proj"), ("q_norm", "k_norm")
 ATTENTION, MLP = {*QUERY_KEY_VALUE, "o_proj"}, {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
-def is_known(layer: nn.Module) -> bool:
-    """True if the modules of a layer are Llama's by name, and of sizes that decoding.cpp knows."""
+def is_known(layer: nn.Module, adapted: bool = False) -> bool:
+    """True if the modules of a layer are Llama's by name, and of sizes that decoding.cpp knows; with `adapted` the
+    linear ones may have adapters."""
     parts: dict[str, dict[str, Any]] = {name: dict(part.named_children()) for name, part in layer.named_children()}
     if set(parts) != LAYER or set(parts["mlp"]) != MLP or set(parts["self_attn"]) - set(NORMS) != ATTENTION:
         return False
     attention, mlp = parts["self_attn"], parts["mlp"]
     linear = [part for name, part in [*attention.items(), *mlp.items()] if name.endswith("_proj")]
-    if not all(map(lora.is_plain, linear)):
+    if not all(lora.is_plain(part) if adapted else type(part) is nn.Linear for part in linear):
         return False
     size = getattr(layer.self_attn, "head_dim", 0)
     biased = {attention[name].bias is not None for name in QUERY_KEY_VALUE}
