@@ -42,6 +42,7 @@ from lmgym.models.picture_features import Vision
 from lmgym.models.policy import VALUE_HEAD, Policy, Route
 from lmgym.models.rounding import RoundedWeights
 from lmgym.models.served_exactly import check_served
+from lmgym.models.training_trial import trains_native_where
 from lmgym.models.vision import (
     family_of,
     freeze_vision,
@@ -114,6 +115,8 @@ class PolicySection(Section):
     kernels: Literal["auto", "torch", "native"] = field(default="auto", metadata=FREE)  # machine.json has what counts
     """Sampling in bf16 on a CPU. native: what lies between the products of a layer like Llama's is computed by kernels
     that a C++ compiler makes once for this processor; auto: if there is one, and they agree with torch's in a trial."""
+    update_kernels: Literal["auto", "torch", "native"] = field(default="auto", metadata=FREE)  # likewise
+    """The same of scoring and updates, where all weights train: half the time and memory of a pass."""
     tokens_per_forward: PositiveInt | None = field(default=None, metadata=RECORDED)
     """Limit on the tokens of one forward pass. It bounds the memory and changes results by rounding alone. With packed
     rows (on a CPU, or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long
@@ -187,6 +190,7 @@ class PolicySection(Section):
         others = {
             "quantise": (self.quantise is not None, "packed weights are multiplied by other code"),
             "kernels": (self.kernels == "native", "it has products and an attention of its own"),
+            "update_kernels": (self.update_kernels == "native", "it has products and an attention of its own"),
             "products": (self.products == "onednn", "it chooses its products itself"),
             "attention": (self.attention == "flex", "it has an attention of its own"),
             "path": (self.path == "plain", "Hugging Face's padded pass depends on the batch"),
@@ -233,6 +237,8 @@ def load_policy(
             _quicken_adapters(policy)
         used, unused = native_where(policy, section.kernels)
         policy = policy.but(native=used, native_unused=unused)
+        used, unused = trains_native_where(policy, section.update_kernels)
+        policy = policy.but(trains_native=used, trains_native_unused=unused)
         return policy if folder is None else _with_saved_critic(policy, section, seed, folder)
 
 

@@ -37,7 +37,7 @@ from lmgym.models.families import (
     supports_fast_path,
     trunk_of,
 )
-from lmgym.models.kernels import onednn_products
+from lmgym.models.kernels import fused_training, onednn_products
 from lmgym.models.micro_batches import micro_batches
 from lmgym.models.parity import modules as parity
 from lmgym.models.picture_features import Vision, any_piece
@@ -121,6 +121,8 @@ class Policy:
         self.prepacked = compute == torch.float32 if prepacked is None else prepacked
         self.native = native  # sampling with kernels of its own on a CPU (native_trial.py chooses)
         self.native_unused = ""  # why not, where they would serve
+        self.trains_native = False  # scoring and training with kernels of its own on a CPU (training_trial.py chooses)
+        self.trains_native_unused = ""
         route = route or Route(supports_fast_path(model.config) if fast is None else fast)
         self.fast, self.rules, self.own_head = route.fast, route.rules, route.own_head
         self.plain_because = route.plain_because
@@ -250,6 +252,13 @@ class Policy:
         return f"kernels: torch, because {self.native_unused}" if self.native_unused else ""
 
     @property
+    def update_kernels_sentence(self) -> str:
+        """The same of scoring and updates (`policy.update_kernels`)."""
+        if self.trains_native:
+            return "update kernels: native (layers and LM head, compiled for this processor)"
+        return f"update kernels: torch, because {self.trains_native_unused}" if self.trains_native_unused else ""
+
+    @property
     def rounding_sentence(self) -> str:
         """How weights become what passes in bf16 compute with; empty if they are not rounded."""
         if self.compute != torch.bfloat16 or not self.parameters():
@@ -348,7 +357,12 @@ class Policy:
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
         # An idle pass asks for no state, and runs the model all the same.
         asked = (row, column) if len(row) else (row.new_zeros(1), column.new_zeros(1))
-        with hooks.activation_checkpointing(self.model, self.rounded_weights) if recompute else nullcontext():
+        with ExitStack() as entered:
+            if self.trains_native and self.compute == torch.bfloat16 and self.skeleton is None and not plain:
+                copies = {} if self.rounded is None else self.rounded.copies
+                entered.enter_context(fused_training.fused(trunk_of(self.model).layers, copies))
+            if recompute:
+                entered.enter_context(hooks.activation_checkpointing(self.model, self.rounded_weights))
             found = path(self, batch, *asked)
         if len(row):
             return found

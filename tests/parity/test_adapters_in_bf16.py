@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lmgym.inference.proof import proofs_of, prove
 from lmgym.inference.sampler import Sampler
-from lmgym.models import copies, frozen_base, lora, native_trial
+from lmgym.models import copies, frozen_base, lora, native_trial, training_trial
 from lmgym.models.families import LIKE_LLAMA
 from lmgym.models.kernels import adapted_linear, native, onednn_linear
 from lmgym.models.load import PolicySection, load_policy
@@ -144,9 +144,17 @@ def test_trained_products_and_gradients_are_the_formula() -> None:
 
 
 @pytest.mark.parametrize("narrow", [True, False])
-def test_gradients_of_a_policy_are_those_of_its_formula(narrow: bool) -> None:
-    """In bf16 and in micro-batches, against fp64; layers that are computed again give the same bits."""
-    policy, precise = policy_of(narrow=narrow), models.exact(policy_of(narrow=False))
+@pytest.mark.parametrize(
+    "family, kernels", [("llama", False), *(pytest.param(one, True, marks=compiled) for one in LIKE_LLAMA)]
+)
+def test_gradients_of_a_policy_are_those_of_its_formula(family: str, kernels: bool, narrow: bool) -> None:
+    """In bf16 and in micro-batches, against fp64; layers that are computed again give the same bits. With kernels of
+    its own for whole layers, and without."""
+    policy, precise = policy_of(family, narrow), models.exact(policy_of(family, narrow=False))
+    if kernels:
+        assert training_trial.serves(policy)
+        training_trial.try_out(policy)
+        policy = policy.but(trains_native=True)
     batch = models.batch_of(models.episodes(3, groups=2, turns=2))
 
     def gradient(one: Policy) -> Tensor:
@@ -175,6 +183,9 @@ def test_what_is_sampled_is_what_is_scored(family: str) -> None:
     assert proof.holds and proof.sampled.mean > 0
     usual = prove(policy.but(native=False), Sampler(policy.but(native=False)))
     assert usual.holds and proof.sampled.mean < 3 * usual.sampled.mean
+    both = policy.but(trains_native=True)
+    proof = prove(both, Sampler(both))
+    assert proof.holds and proof.scored.mean < 3 * usual.scored.mean
     silent = prove(policy, Sampler(policy.but(native=True).with_model(_without_adapters(policy))))
     assert not silent.holds  # adapters that are not computed would show
 

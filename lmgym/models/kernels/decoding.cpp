@@ -6,117 +6,12 @@
 // own modules round them. A row's bits depend neither on other rows nor on the number of threads: one thread computes
 // each sum, in an order that only the row's own length decides.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <vector>
-#ifdef __AMX_BF16__
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "vectors.h"
 
 namespace {
 
-constexpr int LANES = 16;
 constexpr int BLOCK = 256;        // logits of a block of the draw
 constexpr int MOST_QUERIES = 32;  // that read a prompt's keys together
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-struct bf16 { uint16_t bits; };
-
-inline floats all(float x) { return x - floats{}; }
-inline floats larger(floats x, floats y) { return x > y ? x : y; }
-
-inline floats load(const float* from) {
-    floats x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
-}
-
-inline floats load(const bf16* from) {
-    halves bits;
-    std::memcpy(&bits, from, sizeof bits);
-    return (floats)(__builtin_convertvector(bits, words) << 16);
-}
-
-template <typename T> inline floats load_part(const T* from, int64_t count, float rest) {  // `rest` from `count` on
-    if (count >= LANES) return load(from);
-    T some[LANES] = {};
-    std::memcpy(some, from, count * sizeof(T));
-    floats x = load(some);
-    for (int64_t lane = count; lane < LANES; lane++) x[lane] = rest;
-    return x;
-}
-
-inline words rounded_bits(floats x) {  // of the nearest bf16, ties to even
-    const words bits = (words)x, up = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return (ints)(x != x) ? words{} + 0x7fc0 : up;
-}
-
-inline floats rounded(floats x) { return (floats)(rounded_bits(x) << 16); }
-
-inline void store(float* to, floats x) { std::memcpy(to, &x, sizeof x); }
-
-inline void store(bf16* to, floats x) {
-    const halves bits = __builtin_convertvector(rounded_bits(x), halves);
-    std::memcpy(to, &bits, sizeof bits);
-}
-
-inline float sum(floats x) {
-    float lanes[LANES];
-    store(lanes, x);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
-    return lanes[0];
-}
-
-inline float largest(floats x) {
-    float most = x[0];
-    for (int lane = 1; lane < LANES; lane++) most = std::max(most, (float)x[lane]);
-    return most;
-}
-
-// The sums of 16 vectors as one vector: halves are added four times.
-inline floats sums(floats x[LANES]) {
-    const ints by8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-    const ints by4 = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
-    const ints by2 = {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29};
-    const ints by1 = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    auto add = [&](int i, const ints& first, int apart) {
-        const floats one = x[2 * i], other = x[2 * i + 1];
-        x[i] = __builtin_shuffle(one, other, first) + __builtin_shuffle(one, other, first + apart);
-    };
-    for (int i = 0; i < 8; i++) add(i, by8, 8);
-    for (int i = 0; i < 4; i++) add(i, by4, 4);
-    for (int i = 0; i < 2; i++) add(i, by2, 2);
-    add(0, by1, 1);
-    return x[0];
-}
-
-// To 2 units in the last place (the polynomial of Cephes); 0 below -87.
-inline floats exponential(floats x) {
-    const ints tiny = x < -87.0f;
-    x = larger(x, all(-87.0f));
-    x = x > 88.0f ? all(88.0f) : x;
-    const float MAGIC = 12582912.0f;  // added and taken away again, it rounds to a whole number
-    const floats whole = (x * 1.44269504f + MAGIC) - MAGIC;
-    const floats rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    floats y = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-    y = y * rest + 8.3334519073e-3f;
-    y = y * rest + 4.1665795894e-2f;
-    y = y * rest + 1.6666665459e-1f;
-    y = y * rest + 5.0000001201e-1f;
-    y = y * rest * rest + rest + 1.0f;
-    y = (floats)((ints)y + (__builtin_convertvector(whole, ints) << 23));
-    return tiny ? floats{} : y;
-}
 
 }  // namespace
 

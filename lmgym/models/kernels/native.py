@@ -62,19 +62,7 @@ class Multiplication(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL:
     """The compiled functions. Raises LmgymError, with a sentence's end, if they cannot be had here."""
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
-    if compiler is None:
-        raise LmgymError("there is no C++ compiler (g++)")
-    version = _output([compiler, "--version"])
-    depends = (SOURCE.read_text(encoding="utf-8"), version, " ".join(FLAGS), platform.machine(), _processor())
-    name = hashlib.sha256("\0".join(depends).encode()).hexdigest()[:24] + ".so"
-    path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / FOLDER / name
-    try:
-        if not path.is_file():
-            _compile(compiler, path)
-        found = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise LmgymError(f"{path} cannot be written or loaded ({error.strerror or error})") from error
+    found = compiled(SOURCE)
     found.attend.argtypes = [POINTER]
     found.norm.argtypes = [POINTER, POINTER, POINTER, NUMBER, NUMBER, REAL]
     found.gated.argtypes = [POINTER, POINTER, NUMBER, NUMBER]
@@ -206,20 +194,39 @@ def draw(
     return tokens, logprobs
 
 
+def compiled(source: Path) -> ctypes.CDLL:
+    """The functions of a source file beside this one. Raises LmgymError, with a sentence's end, if they cannot be had
+    here."""
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    if compiler is None:
+        raise LmgymError("there is no C++ compiler (g++)")
+    version, texts = _output([compiler, "--version"], source), [source, *sorted(source.parent.glob("*.h"))]
+    written = (path.read_text(encoding="utf-8") for path in texts)
+    depends = (*written, version, " ".join(FLAGS), platform.machine(), _processor())
+    name = hashlib.sha256("\0".join(depends).encode()).hexdigest()[:24] + ".so"
+    path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / FOLDER / name
+    try:
+        if not path.is_file():
+            _compile(compiler, source, path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LmgymError(f"{path} cannot be written or loaded ({error.strerror or error})") from error
+
+
 @doing("compiling kernels for this processor, once")
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: str, source: Path, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # several processes may do it at once
-        _output([compiler, *FLAGS, str(SOURCE), "-o", str(Path(folder) / path.name)])
+        _output([compiler, *FLAGS, str(source), "-o", str(Path(folder) / path.name)], source)
         os.replace(Path(folder) / path.name, path)
 
 
-def _output(command: list[str]) -> str:
+def _output(command: list[str], source: Path) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS).stdout
     except subprocess.CalledProcessError as error:
         reason = " ".join(error.stderr.split())[:200]
-        raise LmgymError(f"{command[0]} does not compile {SOURCE.name} ({reason})") from error
+        raise LmgymError(f"{command[0]} does not compile {source.name} ({reason})") from error
     except subprocess.TimeoutExpired as error:
         raise LmgymError(f"{command[0]} takes more than {SECONDS} seconds") from error
 

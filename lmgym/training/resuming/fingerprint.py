@@ -70,6 +70,7 @@ def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE, sharding:
             "precision": precision,
             **unusual_settings(),
             **({"kernels": "native"} if policy.native else {}),
+            **({"update kernels": "native"} if policy.trains_native else {}),
             **({} if machine.engine is None else {"engine": machine.engine}),
             **({} if machine.unit is None else {"unit": machine.unit}),
             **({} if machine.generator_threads is None else {"generator threads": machine.generator_threads}),
