@@ -32,6 +32,8 @@ LMGYM_SETTINGS: dict[str, dict[str, Any]] = {
     "lmgym-bf16-1024": {"compute": "bfloat16", "tokens_per_forward": 1024},
     "lmgym-bf16-recompute": {"compute": "bfloat16", "tokens_per_forward": 1024, "activation_checkpointing": True},
     "lmgym-bf16-lora": {"compute": "bfloat16", "lora_rank": 32},
+    "lmgym-bf16-lora-4096": {"compute": "bfloat16", "lora_rank": 32, "tokens_per_forward": 4096},
+    "lmgym-bf16-lora-1024": {"compute": "bfloat16", "lora_rank": 32, "tokens_per_forward": 1024},
     "lmgym-fp32": {"compute": "float32"},
     "lmgym-fp32-onednn": {"compute": "float32", "products": "onednn"},
     "lmgym-fp32-16384": {"compute": "float32", "tokens_per_forward": 16_384},  # all at once

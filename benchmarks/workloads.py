@@ -220,7 +220,10 @@ def write(workload: Workload, folder: Path) -> None:
         assert tokenizer(text(prompt))["input_ids"] == prompt
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
     config = AutoConfig.for_model(fields.pop("model_type"), **special, **fields)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder / "model")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():  # models are published on bf16's grid
+        parameter.data = parameter.data.bfloat16().float()
+    model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     (folder / "workload.json").write_text(json.dumps(asdict(workload)), encoding="utf-8")
 

@@ -19,6 +19,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.progress import doing
 from lmgym.inference.base import Engine, Request, Sampling
 from lmgym.inference.parity import Parity, parity_of, trial
+from lmgym.models import frozen_base
 from lmgym.models.bound import Gap, bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.integrity import check_finite
@@ -118,10 +119,10 @@ def proofs_of(
     """`prove` for a policy and its engine. If the forward pass is less precise than the parameters, also before that in
     their precision, where a mistake cannot hide behind rounding: with an engine that `make_engine` makes."""
     proofs = []
-    own = next(policy.model.parameters()).dtype
-    if policy.compute != own:
-        precise = policy.but(compute=own)
-        proofs.append(prove(precise, make_engine(precise), most))
+    if policy.compute != policy.master:
+        precise = policy.but(compute=policy.master)
+        with frozen_base.widened(policy.model):
+            proofs.append(prove(precise, make_engine(precise), most))
     proof = prove(policy, engine, most)
     if policy.exact:
         special = _special(policy)

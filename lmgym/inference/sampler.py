@@ -66,7 +66,7 @@ class Sampler:
         self.policy, self.version = policy, version
         self._conversations.clear()
         shared = policy.skeleton is None
-        if shared and (policy.compute == next(policy.model.parameters()).dtype or not policy.fast or policy.exact):
+        if shared and (policy.compute == policy.master or not policy.fast or policy.exact):
             return
         if self._copy is None:
             self._copy = copies.sampling(policy)

@@ -81,6 +81,12 @@ def choose_tokens_per_forward(wanted: int | None, kind: str) -> int:
     return 4096 if kind == "cpu" else 16384
 
 
+def enough_tokens(wanted: int | None, kind: str, adapters: bool) -> int | None:
+    """The tokens of a forward pass to which no further group is added; None: as many as fit. Where only adapters train,
+    a pass has no gradients of weights to add up, so on a CPU several groups in one take more memory and as long."""
+    return 1024 if wanted is None and kind == "cpu" and adapters else None
+
+
 def expected_device(device: str, compute: str, parameters: int) -> tuple[str, int]:
     """The kind of a recipe's device, which this machine need not have, and the bytes per number in a forward pass."""
     kind = choose_device("auto").type if device == "auto" else device

@@ -13,6 +13,9 @@ from lmgym.batch import Batch, States
 from lmgym.distributed.parts import whole
 from lmgym.functional import truncation
 from lmgym.functional.distribution_sums import SUMS
+from lmgym.models import frozen_base
+from lmgym.models.kernels import fused_head
+from lmgym.models.kernels.fused_head import FusedHead
 from lmgym.models.kernels.fused_logprobs import FusedLogprobs, wide_of
 from lmgym.models.kernels.onednn_products import set_aside
 from lmgym.models.parity import modules
@@ -42,6 +45,19 @@ def action_logits(
 def without(logits: Float[Tensor, "R V"], never: Sequence[int]) -> Float[Tensor, "R V"]:
     """The logits, -inf for the ids that are never sampled (`Policy.never`)."""
     return logits.index_fill(1, torch.tensor(never, device=logits.device), float("-inf")) if never else logits
+
+
+def excluded_ids(
+    batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]
+) -> tuple[list[int], Bool[Tensor, "E R"]]:
+    """The ids that some of the actions at (row, column) could not be, and which actions: what `action_logits` excludes
+    where there is no sampling mask."""
+    excluded = [*batch.never]
+    masks = [torch.ones(len(row), dtype=torch.bool)] * len(batch.never)
+    if batch.stop_excluded is not None:
+        excluded += batch.stop_ids
+        masks += [batch.stop_excluded[row, column]] * len(batch.stop_ids)
+    return excluded, torch.stack(masks) if masks else torch.ones(0, len(row), dtype=torch.bool)
 
 
 def kept_tokens(
@@ -100,6 +116,11 @@ def logprobs_of_states(
             return action_logits(logits, batch, row[part], column[part])
 
         scale = 1.0 if batch.temperature == 0 else 1 / batch.temperature
+        if model.trains_native and not entropy and fused_head.serves(hidden, weight, bias_of(model), batch):
+            known = batch.tokens[row, column], *excluded_ids(batch, row, column), scale, model.head_chunk
+            head_weight = weight.to(hidden.dtype) if computed is None else computed
+            logprobs = FusedHead.apply(hidden, weight, head_weight.detach(), *known, logprob_gradient)  # type: ignore[no-untyped-call]
+            return logprobs, logprobs[:0]
         asked = (hidden, weight, bias_of(model), batch.tokens[row, column], adjust, scale, entropy, model.head_chunk)
         if model.exact:
             product = partial(of_layer, head, weight if computed is None else computed)
@@ -173,7 +194,7 @@ def own_logprobs(model: ScoringModel, batch: Batch) -> tuple[Float[Tensor, "N T"
     batch = batch.to(model.device).replace(never=model.never)
     row, column = batch.actions.nonzero(as_tuple=True)
     # Of the trial at load and of the proof: what is compared may compute otherwise.
-    with set_aside(model.model), modules.set_aside(model.model):
+    with set_aside(model.model), modules.set_aside(model.model), frozen_base.widened(model.model):
         logits = alone(model, batch, row, column - 1)
     logprobs, _ = logprobs_of_logits(logits, batch, row, column, entropy=False)
     result = torch.zeros(batch.tokens.shape).index_put((row.cpu(), column.cpu()), logprobs.float().cpu())

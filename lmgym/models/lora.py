@@ -6,13 +6,15 @@ every peft older than the one that they were written with, though nothing that i
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import __version__ as transformers_version
 
@@ -99,6 +101,55 @@ def _misfit(folder: Path, why: object) -> LmgymError:
     )
 
 
+@dataclass(frozen=True)
+class Adapter:
+    """What a linear layer W gets besides: W x + scale * up (down x)."""
+
+    down: Float[Tensor, "K I"]  # A
+    up: Float[Tensor, "O K"]  # B
+    scale: float
+
+
+def base_of(layer: Any) -> nn.Linear:
+    """A linear layer without its adapter."""
+    base: nn.Linear = getattr(layer, "base_layer", layer)
+    return base
+
+
+def adapter_of(layer: Any) -> Adapter | None:
+    """The adapter of a linear layer, as it is now; None if it has none, or it is switched off."""
+    if not hasattr(layer, "base_layer") or layer.disable_adapters:
+        return None
+    down, up = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+    return Adapter(down.detach(), up.detach(), layer.scaling[NAME])
+
+
+def is_plain(layer: Any) -> bool:
+    """True for torch's own linear layer, alone or with an adapter that is no more than `Adapter` says."""
+    if type(layer) is nn.Linear:
+        return True
+    if type(getattr(layer, "base_layer", None)) is not nn.Linear:
+        return False
+    from peft.tuners.lora import Linear
+
+    return (
+        type(layer) is Linear
+        and layer.active_adapters == [NAME]
+        and not (layer.merged or layer.lora_variant or layer.lora_bias[NAME])
+        and isinstance(layer.lora_dropout[NAME], nn.Identity)
+    )
+
+
+@torch.no_grad()
+def fill(model: nn.Module) -> None:
+    """Give adapters that say nothing yet numbers of their own: outputs change by about a tenth."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name and not bool(parameter.any()):
+            drawn = torch.randn(parameter.shape, generator=generator) * (0.1 / parameter.shape[1] ** 0.5)
+            parameter.data = drawn.to(parameter)
+
+
 def has_adapter(model: Any) -> bool:
     """True if the model has adapters."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
@@ -122,11 +173,10 @@ def without_adapter(model: Any) -> Iterator[None]:
 
 @torch.no_grad()
 def merged(model: PreTrainedModel, copied: bool = False) -> PreTrainedModel:
-    """A copy of the model without adapters: each adapted weight W becomes W + (alpha / rank) B A, computed in fp32.
-    `copied` says that the model is a copy already, which is then changed itself.
+    """A copy of the model without adapters, in fp32: each adapted weight W becomes W + (alpha / rank) B A. `copied`
+    says that the model is a copy already, which is then changed itself.
 
-    Without adapters it is simply a copy. Of a quantized base, W is the dequantized weight, and the whole copy is fp32.
-    """
+    Without adapters it is simply a copy. Of a quantized base, W is the dequantized weight."""
     if not has_adapter(model):
         return model if copied else copy.deepcopy(model)
     from peft.tuners.lora import LoraLayer
@@ -145,10 +195,13 @@ def merged(model: PreTrainedModel, copied: bool = False) -> PreTrainedModel:
         if quantized and hasattr(base, "source_cls"):
             base = quantization.unpacked_layer(base, quantization.unpacked_weight(base) + delta)
         else:
-            base.weight = nn.Parameter((base.weight.float() + delta).to(base.weight.dtype), requires_grad=False)
+            base.weight = nn.Parameter(base.weight.to(delta.dtype) + delta, requires_grad=False)
         result.set_submodule(name, base)
     if quantized:
         quantization.unpack_model(result)
+    for parameter in result.parameters():  # a narrow base (frozen_base.py) would lose what the adapters have learnt
+        if parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.float()
     result._hf_peft_config_loaded = False
     for attribute in ("peft_config", "active_adapter"):
         result.__dict__.pop(attribute, None)

@@ -19,6 +19,7 @@ class PassingModel(scoring.ScoringModel, Protocol):
     """What is asked of a policy here (models/policy.py describes each member)."""
 
     tokens_per_forward: int
+    enough_tokens: int | None
     ranks: Ranks
     skeleton: Skeleton | None
 
@@ -26,7 +27,7 @@ class PassingModel(scoring.ScoringModel, Protocol):
 def micro_batches(model: PassingModel, batch: Batch) -> list[Int[Tensor, " R"]]:
     """The row numbers of each forward pass of this rank, within `tokens_per_forward` (one row may exceed it alone).
     Groups stay together, longest first: so rows of similar length, and rows that share a prompt, are computed together.
-    A group that fits in one pass is not split, so its prompt is computed once.
+    A group that fits in one pass is not split, so its prompt is computed once; others join it up to `enough_tokens`.
 
     Of several ranks each has its own groups, about equal numbers of tokens; whatever is summed over the passes must be
     added over the ranks (`Policy.ranks`). If each rank holds a part of the weights, all make equally many passes: the
@@ -44,24 +45,25 @@ def micro_batches(model: PassingModel, batch: Batch) -> list[Int[Tensor, " R"]]:
     if len(by_group) < model.ranks.size:
         by_group = [[row] for rows in by_group for row in rows]
     shares = model.ranks.shares(by_group, [tokens_of(rows) for rows in by_group])
-    own = _passes(shares[model.ranks.rank], tokens_of, model.tokens_per_forward)
+    limits = model.tokens_per_forward, min(model.tokens_per_forward, model.enough_tokens or model.tokens_per_forward)
+    own = _passes(shares[model.ranks.rank], tokens_of, *limits)
     # 3. Where the weights are put together for each pass, all ranks make as many as the one with the most.
     if model.skeleton is not None:
-        most = max(len(_passes(share, tokens_of, model.tokens_per_forward)) for share in shares)
+        most = max(len(_passes(share, tokens_of, *limits)) for share in shares)
         own += [[]] * (most - len(own))
     return [torch.tensor(rows, dtype=torch.long) for rows in own]
 
 
-def _passes(groups: list[list[int]], tokens_of: Callable[[Sequence[int]], int], most: int) -> list[list[int]]:
-    """Fill one pass after the other, with whole groups, or row by row where a group is too large."""
+def _passes(
+    groups: list[list[int]], tokens_of: Callable[[Sequence[int]], int], most: int, enough: int
+) -> list[list[int]]:
+    """Fill one pass after the other, with whole groups up to `enough` tokens, or where a group has more than `most`,
+    row by row."""
     batches: list[list[int]] = [[]]
-
-    def fits(rows: list[int]) -> bool:
-        return tokens_of(rows) <= most
-
     for rows in groups:
-        for part in [rows] if fits(rows) else [[row] for row in rows]:
-            if batches[-1] and not fits(batches[-1] + part):
+        whole = tokens_of(rows) <= most
+        for part in [rows] if whole else [[row] for row in rows]:
+            if batches[-1] and tokens_of(batches[-1] + part) > (enough if whole else most):
                 batches.append([])
             batches[-1] += part
     return [rows for rows in batches if rows]

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from lmgym.core.errors import LmgymError
-from lmgym.models import copies
+from lmgym.models import copies, lora
 from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.families import LIKE_LLAMA, trunk_of
@@ -46,7 +46,11 @@ def serves(policy: Policy) -> bool:
     ):
         return False
     layers = getattr(trunk_of(policy.model), "layers", ())
-    known = policy.model.config.model_type in LIKE_LLAMA and len(layers) > 0 and all(map(is_known, layers))
+    known = (
+        policy.model.config.model_type in LIKE_LLAMA
+        and len(layers) > 0
+        and all(is_known(layer, adapted=True) for layer in layers)
+    )
     return known and not policy.rules and onednn_linear.available()
 
 
@@ -54,6 +58,7 @@ def serves(policy: Policy) -> bool:
 def try_out(policy: Policy) -> None:
     """Raise LmgymError if decoding with fused layers differs by more than rounding explains."""
     sampling, batch = copies.sampling(policy), trial_batch(policy)
+    lora.fill(sampling.model)
     _, spread = own_logprobs(sampling, batch)
     usual = [way(sampling, batch) for way in DECODED]
     fused = FusedLayers(trunk_of(sampling.model).layers, sampling.model.get_output_embeddings())

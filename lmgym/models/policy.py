@@ -23,11 +23,11 @@ from lmgym.core.progress import counted
 from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.functional.divergences import Divergence
-from lmgym.models import hooks, lora, quantization, scoring
+from lmgym.models import frozen_base, hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
 from lmgym.models.cross_teaching import TokenClasses, compare_spans
-from lmgym.models.device import SMALL, choose_tokens_per_forward
+from lmgym.models.device import SMALL, choose_tokens_per_forward, enough_tokens
 from lmgym.models.distributions import action_logits, distribution_sums, logprobs_of_states
 from lmgym.models.families import (
     cap_scores,
@@ -37,7 +37,7 @@ from lmgym.models.families import (
     supports_fast_path,
     trunk_of,
 )
-from lmgym.models.kernels import onednn_products
+from lmgym.models.kernels import fused_training, onednn_products
 from lmgym.models.micro_batches import micro_batches
 from lmgym.models.parity import modules as parity
 from lmgym.models.picture_features import Vision, any_piece
@@ -121,11 +121,15 @@ class Policy:
         self.prepacked = compute == torch.float32 if prepacked is None else prepacked
         self.native = native  # sampling with kernels of its own on a CPU (native_trial.py chooses)
         self.native_unused = ""  # why not, where they would serve
+        self.trains_native = False  # scoring and training with kernels of its own on a CPU (training_trial.py chooses)
+        self.trains_native_unused = ""
         route = route or Route(supports_fast_path(model.config) if fast is None else fast)
         self.fast, self.rules, self.own_head = route.fast, route.rules, route.own_head
         self.plain_because = route.plain_because
         self.device = next(model.parameters()).device
         self.tokens_per_forward = choose_tokens_per_forward(tokens_per_forward, self.device.type)
+        adapters = lora.has_adapter(model) and not quantization.is_quantised(model)
+        self.enough_tokens = enough_tokens(tokens_per_forward, self.device.type, adapters)
         self.vocabulary, self.hidden_size = map(int, model.get_output_embeddings().weight.shape)
         pads = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)  # one that only the tokenizer has cannot be read
         self.pad_id = next(i for i in pads if i is not None and i < self.vocabulary)
@@ -141,6 +145,12 @@ class Policy:
         self.sample: UpdateSample | None = None  # that tells it
         self.skeleton: Skeleton | None = None  # if each rank holds a part of the weights: to make whole copies
         self.vision: Vision | None = None  # of a model that reads pictures
+
+    @property
+    def master(self) -> torch.dtype:
+        """The precision of the parameters that train, or if none does or the base is quantized, of the first ones."""
+        trained = [] if quantization.is_quantised(self.model) else self.parameters()
+        return next(iter([*trained, *self.model.parameters()])).dtype
 
     @cached_property
     def context(self) -> int | None:
@@ -242,6 +252,13 @@ class Policy:
         return f"kernels: torch, because {self.native_unused}" if self.native_unused else ""
 
     @property
+    def update_kernels_sentence(self) -> str:
+        """The same of scoring and updates (`policy.update_kernels`)."""
+        if self.trains_native:
+            return "update kernels: native (layers and LM head, compiled for this processor)"
+        return f"update kernels: torch, because {self.trains_native_unused}" if self.trains_native_unused else ""
+
+    @property
     def rounding_sentence(self) -> str:
         """How weights become what passes in bf16 compute with; empty if they are not rounded."""
         if self.compute != torch.bfloat16 or not self.parameters():
@@ -340,7 +357,12 @@ class Policy:
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
         # An idle pass asks for no state, and runs the model all the same.
         asked = (row, column) if len(row) else (row.new_zeros(1), column.new_zeros(1))
-        with hooks.activation_checkpointing(self.model, self.rounded_weights) if recompute else nullcontext():
+        with ExitStack() as entered:
+            if self.trains_native and self.compute == torch.bfloat16 and self.skeleton is None and not plain:
+                copies = {} if self.rounded is None else self.rounded.copies
+                entered.enter_context(fused_training.fused(trunk_of(self.model).layers, copies))
+            if recompute:
+                entered.enter_context(hooks.activation_checkpointing(self.model, self.rounded_weights))
             found = path(self, batch, *asked)
         if len(row):
             return found
@@ -453,7 +475,7 @@ class Policy:
     def precision(self) -> Iterator[None]:
         """The precision of a forward pass, this model's and a separate critic's: autocast, over weights that are
         rounded stochastically or that it rounds to nearest. Nothing, if `compute` is the parameters' own precision."""
-        if self.compute == next(self.model.parameters()).dtype:
+        if self.compute == self.master:
             yield
             return
         with ExitStack() as entered:
@@ -496,12 +518,16 @@ class Policy:
     @contextmanager
     def twice_differentiable(self) -> Iterator[None]:
         """Within this context `compute_logprobs` and `states` have second derivatives. They run in the parameters'
-        precision, with torch's plain attention and products and without activation checkpointing."""
+        precision (of all in fp32, if frozen ones are bf16), with torch's plain attention and products and without
+        activation checkpointing."""
         usual = self.compute, self.activation_checkpointing, self.flex, self.exact
-        self.compute, self.activation_checkpointing = next(self.model.parameters()).dtype, False
+        self.compute, self.activation_checkpointing = self.master, False
         self.flex = self.exact = False
         try:
-            with sdpa_kernel(SDPBackend.MATH), onednn_products.set_aside(self.model), parity.set_aside(self.model):
+            with ExitStack() as entered:
+                entered.enter_context(sdpa_kernel(SDPBackend.MATH))
+                for change in (onednn_products.set_aside, parity.set_aside, frozen_base.widened):
+                    entered.enter_context(change(self.model))
                 yield
         finally:
             self.compute, self.activation_checkpointing, self.flex, self.exact = usual

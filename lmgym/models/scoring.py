@@ -36,6 +36,7 @@ class ScoringModel(Protocol):
     encoder_decoder: bool
     own_head: type | None
     onednn: bool
+    trains_native: bool
     vision: Vision | None
 
     @property

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from lmgym.models.families import context_length, supports_fast_path
 from lmgym.models.hooks import layers_of
-from lmgym.models.load import PolicySection, skeleton
+from lmgym.models.load import PolicySection, skeleton, stored_precision
 from lmgym.models.vision import family_of, language_of, vision_names
 
 
@@ -39,6 +40,7 @@ class Shapes:
     context: int | None
     tried: bool = False  # whether it is fast, a trial decides when its weights are loaded
     frozen: int = 0  # parameters that make features of pictures, and do not train
+    narrow: bool = False  # a base of adapters that is stored in bf16, and in passes in bf16 is held so
 
     @property
     def encoder_decoder(self) -> bool:
@@ -86,9 +88,17 @@ def shapes_of(section: PolicySection) -> Shapes:
         pair_values=pairs,
         fast=supports_fast_path(model.config) and section.path != "plain",
         context=context_length(model),
+        narrow=_is_narrow(section),
         frozen=sum(parameter.numel() for name, parameter in model.named_parameters() if name in frozen),
         tried=section.path != "plain" and not (supports_fast_path(model.config) or model.config.is_encoder_decoder),
     )
+
+
+def _is_narrow(section: PolicySection) -> bool:
+    """Whether a base of adapters is stored in bf16, and nothing asks for fp32 (models/frozen_base.py)."""
+    if section.lora_rank is None or section.quantise is not None or section.parity == "exact":
+        return False
+    return stored_precision(section) == torch.bfloat16
 
 
 def _size(config: Any, name: str) -> int | None:

@@ -16,6 +16,7 @@ from torch import nn
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.parts import cut, is_part, mesh_of, whole
 from lmgym.distributed.ranks import Ranks
+from lmgym.models.frozen_base import hold_wide
 from lmgym.models.hooks import layers_of
 from lmgym.models.policy import Policy
 from lmgym.models.skeleton import Skeleton
@@ -30,6 +31,7 @@ def shard_policy(policy: Policy, ranks: Ranks) -> Policy:
     is cut in place."""
     if ranks.size == 1:
         return policy
+    hold_wide(policy.model)  # FSDP2 cuts layers whose parameters are all of one precision
     mesh, skeleton = mesh_of(ranks, policy.device.type), Skeleton(policy.model)
     shard(policy.model, mesh)
     if policy.value_head is not None:

@@ -43,6 +43,8 @@ class Machine:
     """Whether a CPU samples with weights laid out beforehand (models/device.py); None until the policy is loaded."""
     kernels: Any = None
     """With which kernels a CPU samples ("torch", "native"); None until the policy has been loaded."""
+    update_kernels: Any = None
+    """The same of scoring and updates."""
     memory_gib: Any = None
     """The budget (`policy.memory_gib`) for which the next three were chosen; they are None without one."""
     tokens_per_forward: int | None = None
@@ -60,9 +62,11 @@ class Machine:
         compute = self.compute if section.compute == "auto" else None
         path = self.path if section.path == "auto" else None
         section = replace(section, compute=compute or section.compute, path=path or section.path)
-        if section.kernels == "auto" and self.compute is not None:  # a machine.json of before it: torch
-            same = section.compute == self.compute and section.path == self.path
-            section = replace(section, kernels=(self.kernels if same else None) or "torch")
+        for key in ("kernels", "update_kernels"):
+            if getattr(section, key) == "auto" and self.compute is not None:  # a machine.json of before it: torch
+                same = section.compute == self.compute and section.path == self.path
+                chosen: dict[str, Any] = {key: (getattr(self, key) if same else None) or "torch"}
+                section = replace(section, **chosen)
         if self.memory_gib is None:
             return section
         tokens, again = self.tokens_per_forward, self.activation_checkpointing
@@ -103,8 +107,9 @@ def _found_or_new(config: Config, folder: Path | None) -> Machine:
             raise ValueError(f"compute is {found['compute']!r:.60}")
         if known.get("path") not in (None, "fast", "plain"):
             raise ValueError(f"path is {known['path']!r:.60}")
-        if known.get("kernels") not in (None, "torch", "native"):
-            raise ValueError(f"kernels is {known['kernels']!r:.60}")
+        for key in ("kernels", "update_kernels"):
+            if known.get(key) not in (None, "torch", "native"):
+                raise ValueError(f"{key} is {known[key]!r:.60}")
         if not isinstance(known.get("prepacked"), bool | None):
             raise ValueError(f"prepacked is {known['prepacked']!r:.60}")
         if not isinstance(known.get("activation_checkpointing"), bool | None):

@@ -108,8 +108,9 @@ def load(config: Config, begun: Begun, ranks: Ranks, say: Callable[[str], None])
         say(sentence)
     check_fit(config, data, policy, say)  # lengths of prompts and references
     compute, path = str(policy.compute).removeprefix("torch."), "fast" if policy.fast else "plain"
-    kernels = "native" if policy.native else "torch"
-    machine = replace(machine, compute=compute, path=path, prepacked=policy.prepacked, kernels=kernels)
+    kernels, update_kernels = ("native" if used else "torch" for used in (policy.native, policy.trains_native))
+    machine = replace(machine, compute=compute, path=path, prepacked=policy.prepacked)
+    machine = replace(machine, kernels=kernels, update_kernels=update_kernels)
     stands_on |= fingerprint.of_machine(machine, policy, ranks, config.distributed.sharding)
     stands_on["read"] = contents.with_models(stands_on["read"], config)  # those of the Hub are here now
     if config.distributed.sharding == "fsdp":
@@ -127,7 +128,7 @@ def prove(section: EngineSection, loaded: Loaded, engine: Engine[Policy], say: C
     for proof in proofs:
         proof.check()
     sentences = [proofs[-1].sentence, policy.path_sentence, policy.products_sentence, policy.rounding_sentence]
-    for sentence in filter(None, [*sentences, policy.kernels_sentence]):
+    for sentence in filter(None, [*sentences, policy.kernels_sentence, policy.update_kernels_sentence]):
         say(sentence)
     return gap_limits(section, proofs[-1])
 

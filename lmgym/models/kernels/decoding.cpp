@@ -6,117 +6,12 @@
 // own modules round them. A row's bits depend neither on other rows nor on the number of threads: one thread computes
 // each sum, in an order that only the row's own length decides.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <vector>
-#ifdef __AMX_BF16__
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "vectors.h"
 
 namespace {
 
-constexpr int LANES = 16;
 constexpr int BLOCK = 256;        // logits of a block of the draw
 constexpr int MOST_QUERIES = 32;  // that read a prompt's keys together
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-struct bf16 { uint16_t bits; };
-
-inline floats all(float x) { return x - floats{}; }
-inline floats larger(floats x, floats y) { return x > y ? x : y; }
-
-inline floats load(const float* from) {
-    floats x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
-}
-
-inline floats load(const bf16* from) {
-    halves bits;
-    std::memcpy(&bits, from, sizeof bits);
-    return (floats)(__builtin_convertvector(bits, words) << 16);
-}
-
-template <typename T> inline floats load_part(const T* from, int64_t count, float rest) {  // `rest` from `count` on
-    if (count >= LANES) return load(from);
-    T some[LANES] = {};
-    std::memcpy(some, from, count * sizeof(T));
-    floats x = load(some);
-    for (int64_t lane = count; lane < LANES; lane++) x[lane] = rest;
-    return x;
-}
-
-inline words rounded_bits(floats x) {  // of the nearest bf16, ties to even
-    const words bits = (words)x, up = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return (ints)(x != x) ? words{} + 0x7fc0 : up;
-}
-
-inline floats rounded(floats x) { return (floats)(rounded_bits(x) << 16); }
-
-inline void store(float* to, floats x) { std::memcpy(to, &x, sizeof x); }
-
-inline void store(bf16* to, floats x) {
-    const halves bits = __builtin_convertvector(rounded_bits(x), halves);
-    std::memcpy(to, &bits, sizeof bits);
-}
-
-inline float sum(floats x) {
-    float lanes[LANES];
-    store(lanes, x);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
-    return lanes[0];
-}
-
-inline float largest(floats x) {
-    float most = x[0];
-    for (int lane = 1; lane < LANES; lane++) most = std::max(most, (float)x[lane]);
-    return most;
-}
-
-// The sums of 16 vectors as one vector: halves are added four times.
-inline floats sums(floats x[LANES]) {
-    const ints by8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-    const ints by4 = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
-    const ints by2 = {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29};
-    const ints by1 = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    auto add = [&](int i, const ints& first, int apart) {
-        const floats one = x[2 * i], other = x[2 * i + 1];
-        x[i] = __builtin_shuffle(one, other, first) + __builtin_shuffle(one, other, first + apart);
-    };
-    for (int i = 0; i < 8; i++) add(i, by8, 8);
-    for (int i = 0; i < 4; i++) add(i, by4, 4);
-    for (int i = 0; i < 2; i++) add(i, by2, 2);
-    add(0, by1, 1);
-    return x[0];
-}
-
-// To 2 units in the last place (the polynomial of Cephes); 0 below -87.
-inline floats exponential(floats x) {
-    const ints tiny = x < -87.0f;
-    x = larger(x, all(-87.0f));
-    x = x > 88.0f ? all(88.0f) : x;
-    const float MAGIC = 12582912.0f;  // added and taken away again, it rounds to a whole number
-    const floats whole = (x * 1.44269504f + MAGIC) - MAGIC;
-    const floats rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    floats y = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-    y = y * rest + 8.3334519073e-3f;
-    y = y * rest + 4.1665795894e-2f;
-    y = y * rest + 1.6666665459e-1f;
-    y = y * rest + 5.0000001201e-1f;
-    y = y * rest * rest + rest + 1.0f;
-    y = (floats)((ints)y + (__builtin_convertvector(whole, ints) << 23));
-    return tiny ? floats{} : y;
-}
 
 }  // namespace
 
@@ -423,64 +318,90 @@ static void configure(int first, int second) {  // rows of tiles 0, 1 and 4, and
     _tile_loadconfig(&shape);
 }
 
-// out [rows outputs] = hidden [rows inputs] times weights, plus the bias; or out += that, rounded before. The weights
-// lie as [outputs/16][inputs/32][16 pairs][16 outputs][2].
-void product(const bf16* hidden, const bf16* weights, const bf16* bias, bf16* out, int64_t rows, int64_t inputs,
-             int64_t outputs, int adds) {
+// What a product of R rows reads and writes. Weights lie as [outputs/16][inputs/32][16 pairs][16 outputs][2]; with
+// adapters each 16 outputs have `rank` inputs more, which are those of `low` from `first` [outputs/32] on.
+struct Multiplication {
+    const bf16 *hidden, *weights, *bias;  // [R inputs], above, [outputs] or null
+    const bf16* down;                     // to `low`, laid out likewise; or null: no adapters
+    bf16 *low, *out;                      // [R width], [R outputs]
+    const int64_t* first;
+    int64_t rows, inputs, outputs, width, rank;
+    int adds;  // 1: out += the product, rounded before; 0: out = the product
+};
+
+// The outputs that are this thread's.
+static void multiply(const Multiplication& p) {
     constexpr int64_t TILE = 512, AT_ONCE = 128;  // numbers of a tile; rows that read weights from the nearest cache
-    const int64_t depth = inputs / 32;
-#pragma omp parallel
-    {
-        alignas(64) float found[4][16][LANES];
-        int first = 0, second = -1;
-        for (int64_t begin = 0; begin < rows; begin += AT_ONCE) {
+    const int64_t depth = p.inputs / 32, more = p.rank / 32;
+    alignas(64) float found[4][16][LANES];
+    int first = 0, second = -1;
+    auto add = [&](const bf16* left, const bf16* right, const bf16* own, int64_t stride, bool lower) {
+        _tile_loadd(6, left, 64);
+        _tile_loadd(7, right, 64);
+        _tile_loadd(4, own, stride * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (!lower) return;
+        _tile_loadd(5, own + 16 * stride, stride * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    };
+    for (int64_t begin = 0; begin < p.rows; begin += AT_ONCE) {
 #pragma omp for schedule(static) nowait
-            for (int64_t block = 0; block < outputs / 32; block++) {
-                const bf16 *left = weights + block * 2 * depth * TILE, *right = left + depth * TILE;
-                for (int64_t row = begin; row < std::min(rows, begin + AT_ONCE); row += 32) {
-                    // 1. Products of up to 32 rows with 32 outputs.
-                    const int upper = std::min<int64_t>(16, rows - row);
-                    const int lower = std::max<int64_t>(0, std::min<int64_t>(16, rows - row - 16));
-                    if (upper != first || lower != second) configure(first = upper, second = lower);
-                    const bf16* own = hidden + row * inputs;
-                    _tile_zero(0);
-                    _tile_zero(1);
-                    _tile_zero(2);
-                    _tile_zero(3);
-                    for (int64_t k = 0; k < depth; k++) {
-                        _tile_loadd(6, left + k * TILE, 64);
-                        _tile_loadd(7, right + k * TILE, 64);
-                        _tile_loadd(4, own + k * 32, inputs * 2);
-                        _tile_dpbf16ps(0, 4, 6);
-                        _tile_dpbf16ps(1, 4, 7);
-                        if (!lower) continue;
-                        _tile_loadd(5, own + 16 * inputs + k * 32, inputs * 2);
-                        _tile_dpbf16ps(2, 5, 6);
-                        _tile_dpbf16ps(3, 5, 7);
+        for (int64_t block = 0; block < p.outputs / 32; block++) {
+            const bf16 *left = p.weights + block * 2 * (depth + more) * TILE, *right = left + (depth + more) * TILE;
+            for (int64_t row = begin; row < std::min(p.rows, begin + AT_ONCE); row += 32) {
+                // 1. Products of up to 32 rows with 32 outputs.
+                const int upper = std::min<int64_t>(16, p.rows - row);
+                const int lower = std::max<int64_t>(0, std::min<int64_t>(16, p.rows - row - 16));
+                if (upper != first || lower != second) configure(first = upper, second = lower);
+                _tile_zero(0);
+                _tile_zero(1);
+                _tile_zero(2);
+                _tile_zero(3);
+                const bf16* own = p.hidden + row * p.inputs;
+                for (int64_t k = 0; k < depth; k++)
+                    add(left + k * TILE, right + k * TILE, own + k * 32, p.inputs, lower);
+                const bf16* low = more ? p.low + row * p.width + p.first[block] : nullptr;
+                for (int64_t k = 0; k < more; k++)
+                    add(left + (depth + k) * TILE, right + (depth + k) * TILE, low + k * 32, p.width, lower);
+                _tile_stored(0, found[0], 64);
+                _tile_stored(1, found[1], 64);
+                _tile_stored(2, found[2], 64);
+                _tile_stored(3, found[3], 64);
+                // 2. Bias, rounding, and the sum with what is there.
+                for (int r = 0; r < upper + lower; r++)
+                    for (int j = 0; j < 2; j++) {
+                        const int64_t column = block * 32 + j * LANES;
+                        bf16* place = p.out + (row + r) * p.outputs + column;
+                        floats x = load(found[r / 16 * 2 + j][r % 16]);
+                        if (p.bias) x += load(p.bias + column);
+                        store(place, p.adds ? load(place) + rounded(x) : x);
                     }
-                    _tile_stored(0, found[0], 64);
-                    _tile_stored(1, found[1], 64);
-                    _tile_stored(2, found[2], 64);
-                    _tile_stored(3, found[3], 64);
-                    // 2. Bias, rounding, and the sum with what is there.
-                    for (int r = 0; r < upper + lower; r++)
-                        for (int j = 0; j < 2; j++) {
-                            const int64_t column = block * 32 + j * LANES;
-                            bf16* place = out + (row + r) * outputs + column;
-                            floats x = load(found[r / 16 * 2 + j][r % 16]);
-                            if (bias) x += load(bias + column);
-                            store(place, adds ? load(place) + rounded(x) : x);
-                        }
-                }
             }
         }
-        _tile_release();
+    }
+    _tile_release();
+}
+
+void product(const Multiplication* p) {
+    Multiplication below = {};
+    below.hidden = p->hidden, below.weights = p->down, below.out = p->low;
+    below.rows = p->rows, below.inputs = p->inputs, below.outputs = p->width;
+#pragma omp parallel
+    {
+        if (p->down) {
+            multiply(below);
+#pragma omp barrier
+        }
+        multiply(*p);
     }
 }
 
 #else
 int products() { return 0; }
-void product(const bf16*, const bf16*, const bf16*, bf16*, int64_t, int64_t, int64_t, int) {}
+struct Multiplication;
+void product(const Multiplication*) {}
 #endif
 
 }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from lmgym.core.errors import LmgymError
+from lmgym.models import lora
 from lmgym.models.attention.cached_rows import CachedRows
 from lmgym.models.attention.packed import Layout
 from lmgym.models.attention.rules import Asked
@@ -24,14 +25,15 @@ QUERY_KEY_VALUE, NORMS = ("q_proj", "k_proj", "v_proj"), ("q_norm", "k_norm")
 ATTENTION, MLP = {*QUERY_KEY_VALUE, "o_proj"}, {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
-def is_known(layer: nn.Module) -> bool:
-    """True if the modules of a layer are Llama's by name, and of sizes that decoding.cpp knows."""
+def is_known(layer: nn.Module, adapted: bool = False) -> bool:
+    """True if the modules of a layer are Llama's by name, and of sizes that decoding.cpp knows; with `adapted` the
+    linear ones may have adapters."""
     parts: dict[str, dict[str, Any]] = {name: dict(part.named_children()) for name, part in layer.named_children()}
     if set(parts) != LAYER or set(parts["mlp"]) != MLP or set(parts["self_attn"]) - set(NORMS) != ATTENTION:
         return False
     attention, mlp = parts["self_attn"], parts["mlp"]
     linear = [part for name, part in [*attention.items(), *mlp.items()] if name.endswith("_proj")]
-    if any(type(part) is not nn.Linear for part in linear):
+    if not all(lora.is_plain(part) if adapted else type(part) is nn.Linear for part in linear):
         return False
     size = getattr(layer.self_attn, "head_dim", 0)
     biased = {attention[name].bias is not None for name in QUERY_KEY_VALUE}
@@ -73,7 +75,8 @@ class FusedLayers:
 
 
 class FusedLayer:
-    """One layer with its four products: queries, keys and values; the output of attention; gate and up; down."""
+    """One layer with its four products: queries, keys and values; the output of attention; gate and up; down. Adapters
+    are parts of the products."""
 
     def __init__(self, layer: Any) -> None:
         self.layer, attention = layer, layer.self_attn

@@ -11,7 +11,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.progress import doing
+from lmgym.models import lora
 from lmgym.models.kernels import onednn_linear
 
 SOURCE = Path(__file__).with_name("decoding.cpp")
@@ -46,27 +49,25 @@ class Attention(ctypes.Structure):
     ]
 
 
+class Multiplication(ctypes.Structure):
+    """The struct of this name in decoding.cpp."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ["hidden", "weights", "bias", "down", "low", "out", "first"]),
+        *((name, NUMBER) for name in ["rows", "inputs", "outputs", "width", "rank"]),
+        ("adds", ctypes.c_int),
+    ]
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The compiled functions. Raises LmgymError, with a sentence's end, if they cannot be had here."""
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
-    if compiler is None:
-        raise LmgymError("there is no C++ compiler (g++)")
-    version = _output([compiler, "--version"])
-    depends = (SOURCE.read_text(encoding="utf-8"), version, " ".join(FLAGS), platform.machine(), _processor())
-    name = hashlib.sha256("\0".join(depends).encode()).hexdigest()[:24] + ".so"
-    path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / FOLDER / name
-    try:
-        if not path.is_file():
-            _compile(compiler, path)
-        found = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise LmgymError(f"{path} cannot be written or loaded ({error.strerror or error})") from error
+    found = compiled(SOURCE)
     found.attend.argtypes = [POINTER]
     found.norm.argtypes = [POINTER, POINTER, POINTER, NUMBER, NUMBER, REAL]
     found.gated.argtypes = [POINTER, POINTER, NUMBER, NUMBER]
     found.draw.argtypes = [POINTER, NUMBER, NUMBER, REAL, POINTER, POINTER, POINTER, ctypes.c_int]
-    found.product.argtypes = [POINTER, POINTER, POINTER, POINTER, NUMBER, NUMBER, NUMBER, ctypes.c_int]
+    found.product.argtypes = [POINTER]
     return found
 
 
@@ -78,21 +79,37 @@ def has_products() -> bool:
 
 class Product:
     """Linear layers with one input, as one product with weights that are laid out: the bits are those of oneDNN's.
+    With adapters it is W x + s B (A x), where A x is rounded to bf16, and in tiles nothing else before the sum is.
 
     Example: Product(gate, up)(hidden)  # [R 2*I]"""
 
-    def __init__(self, *layers: nn.Linear) -> None:
-        weight = torch.cat([layer.weight.detach() for layer in layers])
-        self.bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+    def __init__(self, *layers: nn.Module) -> None:
+        linear = [lora.base_of(layer) for layer in layers]
+        weight, self.bias = torch.cat([layer.weight.detach() for layer in linear]), None
+        if linear[0].bias is not None:
+            self.bias = torch.cat([layer.bias.detach() for layer in linear])
         self.outputs, self.inputs = weight.shape
-        self.own = has_products() and self.outputs % TILE_OUTPUTS == 0 and self.inputs % TILE_INPUTS == 0
-        tiles = (self.outputs // 16, 16, self.inputs // 32, 16, 2)
-        self.weight = weight.view(tiles).permute(0, 2, 3, 1, 4).contiguous() if self.own else onednn_linear.pack(weight)
+        whole = self.inputs % TILE_INPUTS == 0 and all(len(layer.weight) % TILE_OUTPUTS == 0 for layer in linear)
+        self.own, self.low = has_products() and whole, None
+        if any(lora.adapter_of(layer) is not None for layer in layers):
+            self.low = LowRank(layers)
+        if self.own and self.low is not None:
+            weight = torch.cat([weight, self.low.up], 1)
+        self.weight = _tiles(weight) if self.own else onednn_linear.pack(weight)
+        if self.own:
+            bias = None if self.bias is None else self.bias.data_ptr()
+            sizes = {"inputs": self.inputs, "outputs": self.outputs}
+            self.asked = Multiplication(weights=self.weight.data_ptr(), bias=bias, **sizes)
+        if self.own and self.low is not None:
+            self.first, self.down = self.low.first, _tiles(self.low.down)
+            self.asked.down, self.asked.first = self.down.data_ptr(), self.first.data_ptr()
+            self.asked.width, self.asked.rank = len(self.low.down), self.low.rank
 
     def __call__(self, hidden: Float[Tensor, "R I"]) -> Float[Tensor, "R O"]:
         hidden = hidden.contiguous()
         if not self.own:
-            return onednn_linear.product(hidden, self.weight, self.bias)
+            out = onednn_linear.product(hidden, self.weight, self.bias)
+            return out if self.low is None else self.low.add_to(out, hidden)
         out = hidden.new_empty(len(hidden), self.outputs)
         self._compute(hidden, out, adds=False)
         return out
@@ -105,9 +122,49 @@ class Product:
             total += self(hidden)
 
     def _compute(self, hidden: Tensor, out: Tensor, adds: bool) -> None:
-        bias = None if self.bias is None else self.bias.data_ptr()
-        places = hidden.data_ptr(), self.weight.data_ptr(), bias, out.data_ptr()
-        library().product(*places, len(hidden), self.inputs, self.outputs, adds)
+        asked, low = self.asked, hidden.new_empty(len(hidden), self.asked.width)
+        asked.hidden, asked.low, asked.out = hidden.data_ptr(), low.data_ptr(), out.data_ptr()
+        asked.rows, asked.adds = len(hidden), adds
+        library().product(ctypes.byref(asked))
+
+
+class LowRank:
+    """The adapters of linear layers with one input, ranks filled up with zeros: all A's together, `down` [W I]; s B of
+    each layer, `up` [O K]; and each layer's outputs with the K columns of A x [R W] that they read."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        shapes = [lora.base_of(layer).weight.shape for layer in layers]
+        adapters = [lora.adapter_of(layer) for layer in layers]
+        rank = max(0 if adapter is None else len(adapter.down) for adapter in adapters)
+        self.rank, ends = -(-rank // TILE_INPUTS) * TILE_INPUTS, [0, *accumulate(shape[0] for shape in shapes)]
+        self.spans = [
+            (slice(*rows), slice(self.rank * place, self.rank * (place + 1)))
+            for place, rows in enumerate(pairwise(ends))
+        ]
+        self.down = torch.zeros(self.rank * len(layers), shapes[0][1], dtype=torch.bfloat16)
+        self.up = torch.zeros(ends[-1], self.rank, dtype=torch.bfloat16)
+        for adapter, (rows, columns) in zip(adapters, self.spans, strict=True):
+            if adapter is not None:
+                rank = len(adapter.down)
+                self.down[columns][:rank], self.up[rows, :rank] = adapter.down, adapter.scale * adapter.up
+
+    @property
+    def first(self) -> Int[Tensor, " O/32"]:
+        """The first column that each 32 outputs read."""
+        return torch.tensor([columns.start for rows, columns in self.spans for _ in range(rows.start, rows.stop, 32)])
+
+    def add_to(self, total: Float[Tensor, "R O"], hidden: Float[Tensor, "R I"]) -> Float[Tensor, "R O"]:
+        """total += s B (A x), without tiles."""
+        low = hidden @ self.down.T
+        for rows, columns in self.spans:
+            total[:, rows].addmm_(low[:, columns], self.up[rows].T)
+        return total
+
+
+def _tiles(weight: Float[Tensor, "O I"]) -> Tensor:
+    """Weights in the order of decoding.cpp."""
+    tiles = weight.unflatten(0, (-1, 16)).unflatten(2, (-1, 16, 2))  # [outputs/16, 16, inputs/32, 16, 2]
+    return tiles.permute(0, 2, 3, 1, 4).contiguous()
 
 
 def norm(hidden: Float[Tensor, "R H"], weight: Float[Tensor, " H"], epsilon: float) -> Float[Tensor, "R H"]:
@@ -137,20 +194,39 @@ def draw(
     return tokens, logprobs
 
 
+def compiled(source: Path) -> ctypes.CDLL:
+    """The functions of a source file beside this one. Raises LmgymError, with a sentence's end, if they cannot be had
+    here."""
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    if compiler is None:
+        raise LmgymError("there is no C++ compiler (g++)")
+    version, texts = _output([compiler, "--version"], source), [source, *sorted(source.parent.glob("*.h"))]
+    written = (path.read_text(encoding="utf-8") for path in texts)
+    depends = (*written, version, " ".join(FLAGS), platform.machine(), _processor())
+    name = hashlib.sha256("\0".join(depends).encode()).hexdigest()[:24] + ".so"
+    path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / FOLDER / name
+    try:
+        if not path.is_file():
+            _compile(compiler, source, path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LmgymError(f"{path} cannot be written or loaded ({error.strerror or error})") from error
+
+
 @doing("compiling kernels for this processor, once")
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: str, source: Path, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # several processes may do it at once
-        _output([compiler, *FLAGS, str(SOURCE), "-o", str(Path(folder) / path.name)])
+        _output([compiler, *FLAGS, str(source), "-o", str(Path(folder) / path.name)], source)
         os.replace(Path(folder) / path.name, path)
 
 
-def _output(command: list[str]) -> str:
+def _output(command: list[str], source: Path) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS).stdout
     except subprocess.CalledProcessError as error:
         reason = " ".join(error.stderr.split())[:200]
-        raise LmgymError(f"{command[0]} does not compile {SOURCE.name} ({reason})") from error
+        raise LmgymError(f"{command[0]} does not compile {source.name} ({reason})") from error
     except subprocess.TimeoutExpired as error:
         raise LmgymError(f"{command[0]} takes more than {SECONDS} seconds") from error
 

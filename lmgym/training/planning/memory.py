@@ -10,12 +10,20 @@ part of the weights, gradients, moments, reference, teacher and critic. Whole ar
 that samples, and each model that is being copied."""
 
 import resource
+from dataclasses import replace
 
 from lmgym.config.schema import Config, Stage
 from lmgym.distributed.process_group import BUCKET
 from lmgym.models.kernels.fused_logprobs import TILE
 from lmgym.models.shapes import Shapes
-from lmgym.training.planning.memory_passes import add_put_together, add_rollout, add_update, is_rounded, largest_pass
+from lmgym.training.planning.memory_passes import (
+    add_put_together,
+    add_rollout,
+    add_update,
+    is_narrow,
+    is_rounded,
+    largest_pass,
+)
 from lmgym.training.planning.memory_table import MASTER, Estimate
 from lmgym.training.planning.preflight import kept_bytes
 
@@ -61,7 +69,8 @@ def estimate(
         asked = max(own, share(config.evaluation.examples or 0, ranks) * config.evaluation.samples)
         add_rollout(found, config, shapes, prompt, answer, min(config.engine.rows, asked), compute, on_cpu)
     largest = largest_pass(config, stage, shapes, prompt, answer, on_cpu, ranks)
-    add_update(found, config, shapes, largest, compute, parts)
+    narrow = is_narrow(shapes, compute, parts, on_cpu)
+    add_update(found, config, replace(shapes, narrow=narrow), largest, compute, parts)
     if teacher is not None and stage.algorithm.requirements.divergence is not None:
         rows = min(max(2**24 // teacher.vocabulary, 64), 8192, largest.actions)
         tiles = 4 * TILE * teacher.vocabulary / shapes.vocabulary  # as many rows as in a tile of the policy's logits
@@ -129,7 +138,8 @@ def _held(
 ) -> None:
     """Add what is held for the whole stage, and the gradients, which are held during an update."""
     required, packed = stage.algorithm.requirements, config.policy.quantise is not None
-    weights = weights_bytes(config, shapes, compute)
+    narrow = is_narrow(shapes, compute, parts, on_cpu)
+    weights = weights_bytes(config, shapes, compute) - (MASTER - compute) * shapes.parameters * narrow
     found.add("weights", weights / parts)
     moments = {"adamw": 2 * MASTER, "adamw_8bit": 2, "rmsprop": MASTER}[stage.optimizer.name]
     if "policy" in stage.algorithm.optimized:
@@ -139,7 +149,7 @@ def _held(
     rounded, copied = is_rounded(config, compute, parts), shapes.parameters + shapes.adapter
     if rounded:  # one copy of what trains, for sampler and passes
         found.add("the copy in bf16", compute * shapes.trained)
-        copied -= shapes.trained
+        copied -= shapes.trained + narrow * shapes.parameters  # the sampler shares a narrow base
     if lower or parts > 1:
         found.add("the sampler's copy", (compute if lower else MASTER) * copied)
     if lower and on_cpu:  # if the machine's probe finds that it pays (models/device.py)

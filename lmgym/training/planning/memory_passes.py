@@ -7,7 +7,7 @@ MLP. With activation checkpointing it is the width once, and one layer of the re
 from dataclasses import dataclass
 
 from lmgym.config.schema import Config, Stage
-from lmgym.models.device import choose_tokens_per_forward
+from lmgym.models.device import choose_tokens_per_forward, enough_tokens
 from lmgym.models.kernels.fused_logprobs import TILE
 from lmgym.models.shapes import Shapes
 from lmgym.training.planning.memory_table import MASTER, PHASES, Estimate, Phase
@@ -59,7 +59,9 @@ def largest_pass(
         fit = max(budget // (prompt + answer), 1)
         fit = fit // group * group or fit
     elif whole <= budget:
-        fit = budget // whole * group
+        adapters = config.policy.lora_rank is not None and config.policy.quantise is None
+        enough = enough_tokens(config.policy.tokens_per_forward, "cpu" if on_cpu else "cuda", adapters) or budget
+        fit = max(min(enough, budget) // whole, 1) * group
     else:
         fit = max((budget - prompt) // answer, 1)
     rows = min(-(-prompts // ranks) * group, fit)
@@ -92,7 +94,7 @@ def add_update(found: Estimate, config: Config, shapes: Shapes, largest: Pass, c
     found.add("activations", kept, "update")
     one_layer = _one_layer(shapes, max(tokens, sources), compute) + _scores(shapes, largest.pairs)
     found.add("one layer at a time", one_layer, "score", "update")
-    if compute < MASTER and config.policy.quantise is None:
+    if compute < MASTER and config.policy.quantise is None and not shapes.narrow:
         _add_lower_precision(found, config, shapes, compute, parts)
     if shapes.fast:
         chunk = min(max(2**24 // shapes.vocabulary, 64), 8192, largest.actions)
@@ -108,6 +110,11 @@ def add_update(found: Estimate, config: Config, shapes: Shapes, largest: Pass, c
 def is_rounded(config: Config, compute: int, parts: int) -> bool:
     """Whether what trains has a copy in bf16 that is rounded stochastically (models/rounding.py)."""
     return compute < MASTER and parts == 1 and config.policy.rounding == "stochastic"
+
+
+def is_narrow(shapes: Shapes, compute: int, parts: int, on_cpu: bool) -> bool:
+    """Whether the base of adapters is held in bf16 (models/frozen_base.py)."""
+    return shapes.narrow and shapes.fast and not shapes.encoder_decoder and compute < MASTER and on_cpu and parts == 1
 
 
 def add_put_together(found: Estimate, shapes: Shapes) -> None:
@@ -164,9 +171,12 @@ def _pass(shapes: Shapes, rows: int, prompts: int, prompt: int, answer: int, gro
 
 
 def _layer_values(shapes: Shapes, tokens: int, attended: int, pairs: int, compute: int) -> float:
-    """Bytes that a layer keeps for backward. Norms are fp32; in bf16 each linear layer has a copy of its input."""
+    """Bytes that a layer keeps for backward. Norms are fp32; in bf16 each linear layer has a copy of its input, but on
+    a narrow base, where layers with one input share it and frozen norms keep theirs alone."""
     inputs = 2 if compute == MASTER else 4 + shapes.gated
-    kept = MASTER * 2 * (shapes.norm_values - 1) * shapes.width * tokens + compute * inputs * shapes.width * tokens
+    norms = 1 if shapes.narrow else shapes.norm_values - 1
+    inputs = 2 if shapes.narrow else inputs
+    kept = MASTER * 2 * norms * shapes.width * tokens + compute * inputs * shapes.width * tokens
     kept += compute * ((4 if shapes.gated else 2) * shapes.inner * tokens + shapes.attention * attended)
     return kept + compute * shapes.pair_values * shapes.heads * pairs
 

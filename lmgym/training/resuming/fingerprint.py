@@ -16,7 +16,7 @@ from lmgym.config.build import resolved
 from lmgym.config.schema import Config
 from lmgym.core.redacted import redacted
 from lmgym.distributed.ranks import ALONE, Ranks
-from lmgym.models import lora
+from lmgym.models import frozen_base, lora
 from lmgym.models.policy import Policy
 from lmgym.tasks.streamed import StreamedExamples
 from lmgym.training.machine import Machine, own_source
@@ -56,9 +56,10 @@ def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE, sharding:
         kind = f"{torch.cuda.get_device_name(policy.device)}, CUDA {torch.version.cuda}"
     base = {}
     if lora.has_adapter(policy.model):
-        frozen = (p for p in policy.model.parameters() if not p.requires_grad)
+        with frozen_base.widened(policy.model):  # the same however it is held
+            weights = checksum(p for p in policy.model.parameters() if not p.requires_grad)
         words = json.dumps([sorted(policy.tokenizer.get_vocab().items()), policy.tokenizer.chat_template], default=str)
-        base = {"base weights": checksum(frozen), "base tokenizer": hashlib.sha256(words.encode()).hexdigest()}
+        base = {"base weights": weights, "base tokenizer": hashlib.sha256(words.encode()).hexdigest()}
     precision = str(policy.compute).removeprefix("torch.")
     return {
         "model": base,
@@ -69,6 +70,7 @@ def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE, sharding:
             "precision": precision,
             **unusual_settings(),
             **({"kernels": "native"} if policy.native else {}),
+            **({"update kernels": "native"} if policy.trains_native else {}),
             **({} if machine.engine is None else {"engine": machine.engine}),
             **({} if machine.unit is None else {"unit": machine.unit}),
             **({} if machine.generator_threads is None else {"generator threads": machine.generator_threads}),

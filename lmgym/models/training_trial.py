@@ -1,0 +1,148 @@
+"""Whether a policy scores and trains with kernels/fused_training.py: if the kernels can be had, and agree in a trial.
+
+The trial is about the compiler and the processor at hand, so one layer and a part of the LM head are enough. Outputs
+and all gradients of some packed rows are computed three times, in fp32, by torch in bf16, and by the kernels; these may
+not be much further from the first than torch is."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lmgym.core.errors import LmgymError
+from lmgym.models import lora
+from lmgym.models.attention import packed
+from lmgym.models.attention.cpu import BlockGroups
+from lmgym.models.families import LIKE_LLAMA, trunk_of
+from lmgym.models.kernels import onednn_linear, training
+from lmgym.models.kernels.fused_head import FusedHead
+from lmgym.models.kernels.fused_layers import is_known
+from lmgym.models.kernels.fused_training import fused
+from lmgym.models.policy import Policy
+
+PROMPTS, ANSWERS, PROMPT_OF_ANSWER = (37, 5), (40, 3, 17, 20), (0, 0, 1, 1)  # tokens of the trial's rows
+WORDS = 1024  # of the head, at most
+FACTOR = 2.0  # of the kernels' distance to fp32 over torch's
+
+
+def trains_native_where(policy: Policy, kernels: Literal["auto", "torch", "native"]) -> tuple[bool, str]:
+    """Whether a policy scores and trains with native kernels, and if not, why they were not taken where they would
+    serve. "native" is not tried; it raises LmgymError where there are none.
+
+    Example: trains_native_where(policy, "auto") -> (False, "there is no C++ compiler (g++)")"""
+    if kernels == "torch" or (kernels == "auto" and not serves(policy)):
+        return False, ""
+    try:
+        if not serves(policy):
+            raise LmgymError("they are for layers like Llama's that train in bf16 on a CPU, all weights in fp32")
+        training.library()
+        if kernels == "auto":
+            try_out(policy)
+    except LmgymError as error:
+        if kernels == "auto":
+            return False, str(error)
+        raise LmgymError(f"policy.update_kernels: native ones cannot be used: {error}; write torch") from error
+    return True, ""
+
+
+def serves(policy: Policy) -> bool:
+    """True if the native kernels are made for such a policy on such a device."""
+    if policy.exact or policy.skeleton is not None or policy.rules or not policy.fast or policy.flex:
+        return False
+    if policy.device.type != "cpu" or policy.compute != torch.bfloat16 or not onednn_linear.available():
+        return False
+    layers = getattr(trunk_of(policy.model), "layers", ())
+    if policy.model.config.model_type not in LIKE_LLAMA or not len(layers):
+        return False
+    narrow = {torch.float32} if policy.master != torch.float32 else {torch.float32, torch.bfloat16}
+    return all(is_known(layer, adapted=True) for layer in layers) and all(
+        parameter.dtype == torch.float32 or (parameter.dtype in narrow and not parameter.requires_grad)
+        for parameter in policy.model.parameters()
+    )
+
+
+def try_out(policy: Policy) -> None:
+    """Raise LmgymError if a layer or the head computes something else with the kernels than with torch."""
+    for what, ways in {"layer": _layer_ways(policy.model), "LM head": _head_ways(policy.model)}.items():
+        exact, torchs, ours = ({name: one.double() for name, one in way().items()} for way in ways)
+        for name, expected in exact.items():
+            far, bound = float((ours[name] - expected).norm()), FACTOR * float((torchs[name] - expected).norm())
+            if not far <= bound + torch.finfo(torch.float32).eps * float(expected.norm()):
+                raise LmgymError(
+                    f"{name} of a {what} are {far:.2g} from those in fp32, where {bound:.2g} is explained by rounding"
+                )
+
+
+Way = Callable[[], dict[str, Tensor]]
+
+
+def _layer_ways(model: PreTrainedModel) -> tuple[Way, Way, Way]:
+    """The first layer's outputs and gradients in fp32, by torch in bf16, and by the kernels."""
+    trunk = trunk_of(model)
+    layer: Any = copy.deepcopy(trunk.layers[0])
+    if not lora.has_adapter(model):
+        layer.requires_grad_(True)
+    lora.fill(layer)
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.bfloat16().float()  # what all three compute with
+    layer.self_attn.config._attn_implementation = packed.NAME
+    layout = BlockGroups(PROMPTS, ANSWERS, torch.tensor(PROMPT_OF_ANSWER), torch.device("cpu"))
+    draw = torch.Generator().manual_seed(0)
+    hidden, by_out = torch.randn(2, 1, len(layout.positions), model.config.hidden_size, generator=draw)
+    places = trunk.rotary_emb(hidden, position_ids=layout.positions[None])
+
+    def run() -> dict[str, Tensor]:
+        states = hidden.clone().requires_grad_(True)
+        out = layer(states, position_embeddings=places, lmgym_layout=layout) - states  # what passes by would hide it
+        trained = [(name, parameter) for name, parameter in layer.named_parameters() if parameter.requires_grad]
+        names, parameters = zip(*trained, strict=True)
+        by_hidden, *gradients = torch.autograd.grad(out, [states, *parameters], by_out)
+        found = dict(zip((f"gradients by {name}" for name in names), gradients, strict=True))
+        return {"outputs": out.detach(), "gradients by hidden states": by_hidden, **found}
+
+    def narrow() -> dict[str, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return run()
+
+    def ours() -> dict[str, Tensor]:
+        with fused(nn.ModuleList([layer]), {}):
+            return narrow()
+
+    return run, narrow, ours
+
+
+def _head_ways(model: Any) -> tuple[Way, Way, Way]:
+    """Log-probabilities and gradients of a part of the head."""
+    words = model.get_output_embeddings().weight.detach()[:WORDS].bfloat16()
+    words = words[: len(words) // training.SIDE * training.SIDE]
+    if not training.has_products() or words.shape[1] % training.SIDE or not len(words):
+        return (dict, dict, dict)  # then it is torch's
+    draw, rows = torch.Generator().manual_seed(0), 40
+    states = torch.randn(rows, words.shape[1], generator=draw).bfloat16()
+    targets = torch.randint(len(words), (rows,), generator=draw)
+    by_logprob = torch.randn(rows, generator=draw)
+
+    def plain(dtype: torch.dtype) -> Way:
+        def run() -> dict[str, Tensor]:
+            hidden, weight = (one.to(dtype, copy=True).requires_grad_(True) for one in (states, words))
+            logprobs = (hidden @ weight.T).float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
+            return _named(logprobs, torch.autograd.grad(logprobs, [hidden, weight], by_logprob))
+
+        return run
+
+    def ours() -> dict[str, Tensor]:
+        hidden, weight = states.clone().requires_grad_(True), words.float().requires_grad_(True)
+        nothing = torch.ones(0, rows, dtype=torch.bool)
+        logprobs = FusedHead.apply(hidden, weight, words, targets, (), nothing, 1.0, 32, None)  # type: ignore[no-untyped-call]
+        return _named(logprobs, torch.autograd.grad(logprobs, [hidden, weight], by_logprob))
+
+    return plain(torch.float32), plain(torch.bfloat16), ours
+
+
+def _named(logprobs: Tensor, gradients: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    by_hidden, by_weight = gradients
+    found = {"gradients by hidden states": by_hidden, "gradients by weights": by_weight}
+    return {"log-probabilities": logprobs.detach(), **found}
