@@ -168,7 +168,7 @@ def test_hostile_files_are_refused_or_read_and_raise_nothing_else(tmp_path: Path
     """As `python -m tests.torture.pictures` tries thousands of."""
     verdicts, findings = torture.campaign(300, 7, tmp_path)
     assert not findings
-    assert min(verdicts["read"], verdicts["refused"]) > 60  # else the mutants are too wild, or too tame
+    assert min(verdicts["read"], verdicts["refused"]) > 40  # else the mutants are too wild, or too tame
 
 
 def test_a_file_that_was_read_is_not_unpacked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
