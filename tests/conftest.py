@@ -19,6 +19,7 @@ os.environ["MPLBACKEND"] = "Agg"
 if "TMPDIR" not in os.environ and os.access("/dev/shm", os.W_OK):
     room = os.statvfs("/dev/shm")
     if room.f_bavail * room.f_frsize >= 4 * 2**30 and not room.f_flag & os.ST_NOEXEC:  # a container's has 64 MiB
+        os.environ.setdefault("RAY_TMPDIR", tempfile.gettempdir())  # it leaves its logs there
         os.environ["TMPDIR"] = tempfile.tempdir = "/dev/shm"
 if "torch" in sys.modules:  # a pytest plug-in was faster
     sys.modules["torch"].set_num_threads(1)

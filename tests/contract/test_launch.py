@@ -55,7 +55,7 @@ def test_who_died_is_told_from_who_noticed(codes: dict[int, int], said: str) -> 
 def test_a_group_starts_again_by_itself(tmp_path: Path) -> None:
     """The short form of tests/torture/ranks.py, which also compares the end with a run that nobody touched."""
     folder = tmp_path / "run"
-    recipe = runs.write(tmp_path / "recipe.yaml", checkpoint={"every": 1, "keep": 2}, steps=16)
+    recipe = runs.write(tmp_path / "recipe.yaml", checkpoint={"every": 1, "keep": 2}, steps=24)
     with (tmp_path / "output.txt").open("wb") as output:
         line = command(recipe, folder, 2, "--restarts", "1")
         training = subprocess.Popen(line, cwd=runs.ROOT, stdout=output, stderr=output)
