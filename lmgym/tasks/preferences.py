@@ -77,8 +77,9 @@ def preferences(
 
     Texts, or lists of chat messages. Answers of messages end with the assistant's; messages before it must be those of
     the prompt. Without a column `prompt`, the prompt is what the conversations of both answers begin with; of texts, it
-    ends with the last `prompt_end` in them, such as "\\n\\nAssistant:". Prompts may hold pictures, as those of the task
-    `data` do (the columns `images` or `image`; `image_folder`), and answers none. All other columns go to `meta`.
+    ends with the last `prompt_end` in them, such as "\\n\\nAssistant:". Pictures of a prompt stand in the column
+    `images` (without it, in `image`), as in the task data, with files below `image_folder`. Answers have none. All
+    other columns go to `meta`.
 
     `path` is a file, a pattern with {split}, or a folder (.parquet, .jsonl, .json, .csv). It may also be a run: an
     example is then a group of its rollouts.jsonl, the answers to one prompt in one step, with their scores as ratings
