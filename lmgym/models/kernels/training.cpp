@@ -183,6 +183,18 @@ void narrow(const float* from, bf16* to, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) store(to + i, load(from + i));
 }
 
+// bf16 numbers, each rounded up or down by the random integer of its place (models/rounding.py): `chunk` numbers take
+// their integers from a window of the table, which begins at their place in `windows`.
+void round_randomly(const int32_t* bits, const int16_t* table, const int64_t* windows, bf16* to, int64_t count,
+                    int64_t chunk) {
+#pragma omp parallel for
+    for (int64_t start = 0; start < count; start += chunk) {
+        const int16_t* random = table + windows[start / chunk];
+        for (int64_t i = start; i < std::min(count, start + chunk); i++)
+            to[i].bits = (uint32_t)(bits[i] + random[i - start] + (1 << 15)) >> 16;
+    }
+}
+
 // Weights [rows columns] as the right factor of a product: of their own transposed (the inputs are columns), or of
 // themselves (the inputs are rows, from `first` on of `inputs`).
 void lay_out_transposed(const bf16* weights, bf16* to, int64_t rows, int64_t columns) {
