@@ -241,6 +241,8 @@ def load_policy(
         policy = policy.but(native=used, native_unused=unused)
         used, unused = trains_native_where(policy, section.update_kernels)
         policy = policy.but(trains_native=used, trains_native_unused=unused)
+        if policy.rounded is not None:
+            policy.rounded.native = used
         return policy if folder is None else _with_saved_critic(policy, section, seed, folder)
 
 

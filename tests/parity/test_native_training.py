@@ -26,7 +26,7 @@ from lmgym.models.families import LIKE_LLAMA
 from lmgym.models.kernels import fused_head, fused_training, onednn_linear, training
 from lmgym.models.policy import Policy
 from lmgym.models.prefix_trees import PrefixTree
-from lmgym.models.rounding import RoundedWeights
+from lmgym.models.rounding import RoundedWeights, random_table, round_stochastically
 from lmgym.training import setup
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.types import Episode, Example, Turn
@@ -210,6 +210,15 @@ def test_neither_passes_nor_threads_nor_recomputation_matter(threads: None) -> N
         for name, one in whole.items():  # rounded to bf16 on the way, each sum over tokens in fp32
             gap = cut[1][name] - one
             assert float(gap.norm()) <= EPS * float(one.norm()), name
+
+
+def test_weights_are_rounded_as_by_torch() -> None:
+    numbers, found = torch.randn(2**18 + 77, generator=torch.Generator().manual_seed(0)), []
+    for used in (False, True):
+        out = torch.empty_like(numbers, dtype=torch.bfloat16)
+        round_stochastically(numbers, random_table(3), 5, out, used)
+        found.append(out)
+    assert torch.equal(*found)
 
 
 def test_segments_of_layouts() -> None:

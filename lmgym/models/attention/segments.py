@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
-from lmgym.models.attention.packed import Layout
+from lmgym.models.attention.packed import Layout, PackedRows
 from lmgym.models.attention.tree import BlockTree
 
 Span = tuple[int, int]  # the first of some packed tokens, and their number
@@ -24,12 +24,12 @@ def segments_of(layout: Layout) -> list[list[Span]] | None:
         [[(0, 4)], [(0, 4), (4, 2)], [(0, 4), (6, 3)]]
     """
     if isinstance(layout, BlockRows):
-        return _of_rows(layout, 0)
+        return _of_rows(layout)
     if isinstance(layout, BlockGroups):
-        prompts, cut = _of_rows(layout.prompts, 0), layout.prompt_tokens
+        prompts, cut = _of_rows(layout.prompts), layout.prompt_tokens
         starts, lengths = (layout.answers.offsets + cut).tolist(), layout.answers.lengths
         answers = zip(layout.prompt_of_row.tolist(), starts, lengths, strict=True)
-        shared = dict(enumerate(_of_rows(layout.prompts, 0, empty=True)))
+        shared = dict(enumerate(_of_rows(layout.prompts, empty=True)))
         return prompts + [[*shared[prompt], (start, length)] for prompt, start, length in answers if length]
     if isinstance(layout, BlockTree):
         return [[*_runs(row[: len(row) - (tail.stop - tail.start)]), (tail.start, tail.stop - tail.start)]
@@ -43,8 +43,8 @@ def packed(segments: Sequence[Sequence[Span]]) -> tuple[Tensor, Tensor]:
     return torch.tensor(counts), torch.tensor([span for spans in segments for span in spans]).view(-1, 2)
 
 
-def _of_rows(rows: BlockRows, start: int, empty: bool = False) -> list[list[Span]]:
-    return [[(start + offset, length)] for offset, length in zip(rows.offsets.tolist(), rows.lengths, strict=True)
+def _of_rows(rows: PackedRows, empty: bool = False) -> list[list[Span]]:
+    return [[(offset, length)] for offset, length in zip(rows.offsets.tolist(), rows.lengths, strict=True)
             if length or empty]  # fmt: skip
 
 
