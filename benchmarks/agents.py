@@ -21,7 +21,7 @@ from benchmarks.training import ROOT, train
 PAGE, PICTURE = ROOT / "docs" / "agents_that_learn.md", ROOT / "docs" / "pictures" / "agents.png"
 # The files of each program, the recipe of the page, and what takes the place of its env's program.
 PROGRAMS: dict[str, tuple[str, list[str], str, dict[str, Any]]] = {
-    "larger": ("curl in a shell", ["larger.sh"], "larger.yaml", {"command": ["bash", "FOLDER/larger.sh"]}),
+    "next": ("curl in a shell", ["next.sh"], "next.yaml", {"command": ["bash", "FOLDER/next.sh"]}),
     "shop": ("the openai client", ["shop.py"], "shop.yaml", {}),
     "graph": ("LangGraph", ["shop.py", "graph.py"], "shop.yaml", {"function": "graph:play"}),
 }
