@@ -135,7 +135,7 @@ def test_what_does_not_go_with_pictures_is_refused_before_a_step(
     changes: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(LmgymError, match=sentence):
-        runs.run(tmp_path / "run", **EYES, **changes)
+        runs.run(tmp_path / "run", **{**EYES, **changes})
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -143,7 +143,7 @@ def test_check_names_a_prompt_s_pictures(tmp_path: Path, capsys: pytest.CaptureF
     recipe = runs.write(tmp_path / "eyes.yaml", **EYES)
     main(["check", str(recipe)])
     said = capsys.readouterr().out
-    assert re.search(r"pictures of the data: 24, \d+ KiB, which the run folder will hold", said)
+    assert re.search(r"pictures of the data: 20, \d+ KiB, which the run folder will hold", said)
     assert "pictures of the environment" not in said
     assert re.search(r"⟦picture [0-9a-f]{10}: 16 tokens⟧⟦<fake_token_around_image>⟧How many", " ".join(said.split())), (
         said
