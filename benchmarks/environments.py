@@ -16,14 +16,14 @@ NEVER = "".join(f'{name}; sys_platform == "never"\n' for name in ("torchvision",
 
 def trl(venvs: Path, release: str) -> Path:
     """The Python of an environment with this release of TRL. All else is pinned by constraints.txt, as for lmgym; that
-    TRL imports requests, 1.12 does not tell pip."""
+    TRL imports requests, 1.12 does not tell pip, and pictures need Pillow."""
     python = venvs.absolute() / f"trl-{release}" / "bin" / "python"
-    if installed(python, "trl", "requests")[:1] != [release]:
+    if installed(python, "trl", "requests", "pillow")[:1] != [release]:
         with fresh(python, f"trl {release}") as folder:
             pins = folder / "pins.txt"
             pins.write_text("\n".join(pin for pin in constraints() if not pin.startswith("trl==")), encoding="utf-8")
             run(python, "-m", "pip", "install", "-q", "-c", pins, torch_pin())
-            run(python, "-m", "pip", "install", "-q", "-c", pins, f"trl=={release}", "requests")
+            run(python, "-m", "pip", "install", "-q", "-c", pins, f"trl=={release}", "requests", "pillow")
     return python
 
 

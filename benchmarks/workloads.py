@@ -17,6 +17,7 @@ from typing import Any
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 EOS = SPECIAL.index("<eos>")
+SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
 LLAMA_15M: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 32_000,
@@ -203,34 +204,53 @@ def write(workload: Workload, folder: Path) -> None:
     """Save workload.json, and under model/ the randomly initialised model (fp32) with a tokenizer of one word per
     id."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     torch.manual_seed(workload.seed)
     fields = dict(workload.shape)
-    words = {word: i for i, word in enumerate(SPECIAL)}
-    words |= {f"t{i}": i for i in range(len(SPECIAL), fields["vocab_size"])}
-    rules = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    rules.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = {f"{name[1:-1]}_token": name for name in SPECIAL}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=rules, padding_side="left", **names)
+    tokenizer = word_tokenizer(fields["vocab_size"])
     for prompt in workload.prompts:
         assert tokenizer(text(prompt))["input_ids"] == prompt
-    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
-    config = AutoConfig.for_model(fields.pop("model_type"), **special, **fields)
+    config = AutoConfig.for_model(fields.pop("model_type"), **SPECIAL_IDS, **fields)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():  # models are published on bf16's grid
         parameter.data = parameter.data.bfloat16().float()
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
+    save(workload, folder)
+
+
+def word_tokenizer(vocabulary: int, marks: Sequence[str] = ()) -> Any:
+    """The special tokens, then a word for each id of the vocabulary, of which `marks` are the last ones."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(SPECIAL)}
+    words |= {f"t{i}": i for i in range(len(SPECIAL), vocabulary - len(marks))}
+    rules = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    rules.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    rules.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    names = {f"{name[1:-1]}_token": name for name in SPECIAL}
+    more = {"additional_special_tokens": list(marks)} if marks else {}
+    return PreTrainedTokenizerFast(tokenizer_object=rules, padding_side="left", **names, **more)
+
+
+def save(workload: Workload, folder: Path) -> None:
+    """Write workload.json."""
     (folder / "workload.json").write_text(json.dumps(asdict(workload)), encoding="utf-8")
 
 
 def read(folder: Path) -> Workload:
     """The workload that `write` has saved."""
     return Workload(**json.loads((folder / "workload.json").read_text(encoding="utf-8")))
+
+
+def pictures(folder: Path) -> list[Path]:
+    """The pictures of a saved workload (pictured.py), in the order in which they stand before its prompts, new ones in
+    each step; none if its prompts are texts alone."""
+    return sorted((folder / "pictures").glob("*.png"))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 python -m benchmarks.contenders.lmgym_step FOLDER '{"algorithm": "ppo", "epochs": 4, "critic": "head"}'
 """
 
+import itertools
 import json
 import random
 import sys
@@ -26,12 +27,13 @@ from lmgym.config.schema import Config
 from lmgym.core.registry import register
 from lmgym.envs.base import Step
 from lmgym.logs.console import Console
+from lmgym.pictures.store import shown
 from lmgym.rewards.base import episodes
 from lmgym.training.begin_stage import begin_stage
 from lmgym.training.loop import advance, begin_step, collate_step, gather, log_step
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun
-from lmgym.types import Episode, Example
+from lmgym.types import Episode, Example, RecipeText
 from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update
 
@@ -48,21 +50,26 @@ DEFAULTS = {
     "epochs": 1,
     "tokens_per_forward": None,  # lmgym's default
     "activation_checkpointing": False,
+    "train_vision": False,  # of a model that sees: whether its tower learns, too
     "turns": 1,  # of each conversation; each has `new_tokens` new ones
     "heard": 0,  # tokens of what the environment answers to a turn
     "threads": 2,
 }
 POLICY = (  # of these, what the recipe's policy section takes
     "compute", "device", "products", "update_kernels", "attention", "tokens_per_forward", "activation_checkpointing",
-    "lora_rank",
+    "lora_rank", "train_vision",
 )  # fmt: skip
 
 
 @register("task", "benchmark_prompts")
 def benchmark_prompts(split: str, folder: str) -> Iterator[Example]:
-    """The workload's prompts, as words that stand for exactly its ids."""
-    for number, prompt in enumerate(workloads.read(Path(folder)).prompts):
-        yield Example(id=f"{split}/{number}", prompt=workloads.text(prompt))
+    """The workload's prompts, as words that stand for exactly its ids; where it has pictures, each with a prompt."""
+    texts, pictures = map(workloads.text, workloads.read(Path(folder)).prompts), workloads.pictures(Path(folder))
+    if pictures:
+        pairs = zip(pictures, itertools.cycle(texts), strict=False)
+        texts = (RecipeText.join(shown(picture.read_bytes()), text) for picture, text in pairs)
+    for number, text in enumerate(texts):
+        yield Example(id=f"{split}/{number}", prompt=text)
 
 
 @register("reward", "benchmark_reward")

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import transformers
 import trl
-from datasets import Dataset
-from transformers import AutoTokenizer, TrainerCallback
+from datasets import Dataset, Image
+from transformers import AutoProcessor, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks import workloads
@@ -27,6 +27,7 @@ from benchmarks.contenders.turns import Turns
 DEFAULTS = {
     "precision": "fp32",  # fp32; autocast (bf16=True, TRL's default); bf16 (weights too: no fp32 masters)
     "batch": 16,  # answers per forward and backward pass; the rest is gradient accumulation
+    "train_vision": True,  # of a model that sees: whether its tower learns, too, as TRL lets it
     "device": "cpu",
     "threads": 2,
 }
@@ -84,15 +85,29 @@ def trainer_of(
         workloads.check_lengths(workload, completion_ids)
         return [workloads.reward(ids) for ids in completion_ids]
 
-    prompts = [{"prompt": workloads.text(prompt)} for prompt in workload.prompts]
-    return GRPOTrainer(
+    sees = bool(workloads.pictures(folder))
+    trainer = GRPOTrainer(
         model=str(folder / "model"),
         reward_funcs=reward,
         args=config,
-        train_dataset=Dataset.from_list(prompts * 100),
-        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
+        train_dataset=prompts_of(folder, workload),
+        processing_class=(AutoProcessor if sees else AutoTokenizer).from_pretrained(folder / "model"),
         callbacks=[Held(turns)],
     )
+    if sees and not settings["train_vision"]:
+        for part in (trainer.model.model.vision_model, trainer.model.model.connector):
+            part.requires_grad_(False)
+    return trainer
+
+
+def prompts_of(folder: Path, workload: workloads.Workload) -> Dataset:
+    """The workload's prompts, a hundred times: texts, or where pictures stand before them messages, as TRL wants."""
+    texts = [workloads.text(prompt) for prompt in workload.prompts] * 100
+    pictures = [str(path) for path in workloads.pictures(folder)]
+    if not pictures:
+        return Dataset.from_dict({"prompt": texts})
+    messages = [[{"role": "user", "content": text}] for text in texts[: len(pictures)]]
+    return Dataset.from_dict({"prompt": messages, "image": pictures}).cast_column("image", Image())
 
 
 def hook(trainer: GRPOTrainer, workload: workloads.Workload, turns: Turns) -> None:

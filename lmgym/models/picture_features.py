@@ -1,9 +1,9 @@
 """Features of pictures, and the inputs of a language model in which they stand.
 
-Features are computed for each picture alone: they are a function of picture and weights, whatever else is in a pass.
 While the vision tower is frozen, they are computed once, in the precision of the parameters, and serve sampling,
-scoring, references and evaluations alike. If it trains, a pass with gradient computes them as a part of itself, and
-others once for each state of the weights."""
+scoring, references and evaluations alike. If it trains, a pass with gradient computes them as a part of itself, all its
+pictures together, and others once for each state of the weights. What is kept is computed for each picture alone: it is
+a function of picture and weights, whatever else is in a pass, so that a resumed run finds the same bits."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +26,7 @@ from lmgym.models.vision import (
     processed,
     vision_names,
 )
-from lmgym.pictures.ids import FIRST, picture_of
+from lmgym.pictures.ids import FIRST, PREFIX, picture_of
 
 FEATURES, PIXELS = 2**30, 2**28  # bytes that stay from one pass to the next
 
@@ -39,32 +39,29 @@ class Pictures(Protocol):
 
 
 class Recent:
-    """Tensors by name, the least recently used of which go when all take more than `most` bytes.
-    Example: Recent(2**30)["0123456789"] = features"""
+    """Values by name, the least recently used of which go when all take more than `most` bytes.
+    Example: Recent(2**30).put("0123456789", features, features.nbytes)"""
 
     def __init__(self, most: int) -> None:
-        self.most, self.total, self._kept = most, 0, dict[Any, Tensor | dict[str, Tensor]]()
+        self.most, self.total, self._kept = most, 0, dict[Any, tuple[Any, int]]()
 
     def get(self, name: Any) -> Any:
         """What is kept under a name; None if nothing is."""
-        if name in self._kept:
-            self._kept[name] = self._kept.pop(name)  # now the last that goes
-        return self._kept.get(name)
+        if name not in self._kept:
+            return None
+        self._kept[name] = self._kept.pop(name)  # now the last that goes
+        return self._kept[name][0]
 
-    def put(self, name: Any, value: Tensor | dict[str, Tensor]) -> None:
-        """Keep a tensor, or some, under a new name."""
-        self._kept[name] = value
-        self.total += _bytes(value)
+    def put(self, name: Any, value: Any, size: int) -> None:
+        """Keep a value of `size` bytes under a new name."""
+        self._kept[name] = value, size
+        self.total += size
         while self.total > self.most and len(self._kept) > 1:
-            self.total -= _bytes(self._kept.pop(next(iter(self._kept))))
+            self.total -= self._kept.pop(next(iter(self._kept)))[1]
 
     def clear(self) -> None:
         self._kept.clear()
         self.total = 0
-
-
-def _bytes(value: Tensor | dict[str, Tensor]) -> int:
-    return sum(one.nbytes for one in value.values()) if isinstance(value, dict) else value.nbytes
 
 
 class PictureReader:
@@ -75,15 +72,28 @@ class PictureReader:
         self.processor, self.family, self.pictures = processor, family, pictures
         self._own: dict[str, Any] = {}  # pictures that lmgym has made itself, to try a model
         self._pixels, self._grids = Recent(PIXELS), dict[str, tuple[int, int]]()
+        processor.lmgym_keep = self.keep  # called by `picture_tokens`
+
+    def keep(self, digest: str, found: tuple[list[int], dict[str, Tensor]]) -> None:
+        """Keep what `processed` has made of a picture, while there is room."""
+        if self._pixels.get(digest[:PREFIX]) is None:
+            self._pixels.put(digest[:PREFIX], found, sum(one.nbytes for one in found[1].values()))
 
     def tokens_of(self, digest: str, image: Any) -> list[int]:
         """The ids that stand for a picture that no folder holds."""
-        self._own[digest[:10]] = image
+        self._own[digest[:PREFIX]] = image
         return picture_tokens(self.processor, digest, image)
 
     def pixels(self, prefix: str) -> dict[str, Tensor]:
         """The pixel inputs of the picture whose sha256 begins so. Raises LmgymError if there is no folder of them."""
-        found: dict[str, Tensor] | None = self._pixels.get(prefix)
+        return self._processed(prefix)[1]
+
+    def count(self, prefix: str) -> int:
+        """How many pieces a picture has."""
+        return self._processed(prefix)[0].count(placeholder_of(self.processor))
+
+    def _processed(self, prefix: str) -> tuple[list[int], dict[str, Tensor]]:
+        found: tuple[list[int], dict[str, Tensor]] | None = self._pixels.get(prefix)
         if found is None:
             image = self._own.get(prefix)
             if image is None and self.pictures is None:
@@ -92,8 +102,8 @@ class PictureReader:
                     "(policy.vision.reader.pictures)"
                 )
             image = image if image is not None else self.pictures.open(prefix)  # type: ignore[union-attr]
-            _, found = processed(self.processor, image)
-            self._pixels.put(prefix, found)
+            found = processed(self.processor, image)
+            self.keep(prefix, found)
         return found
 
     def grid(self, prefix: str) -> tuple[int, int]:
@@ -135,18 +145,22 @@ class Vision:
         """The vision of a copy of the model: the same while the vision tower is frozen."""
         return Vision(model, self.reader, trains=True) if self.trains else self
 
-    def features(self, model: PreTrainedModel, prefix: str) -> Float[Tensor, "n W"]:
-        """The features of a picture, one for each of its pieces. With gradient if the tower trains and gradients are
-        on; else kept."""
+    def features(self, model: PreTrainedModel, pictures: Sequence[str]) -> list[Float[Tensor, "n W"]]:
+        """The features of each of these pictures, one for each of its pieces. With gradient if the tower trains and
+        gradients are on; else kept."""
         if self.trains and torch.is_grad_enabled():
-            return self._computed(model, prefix)
+            counts = list(map(self.reader.count, pictures))
+            return list(self._computed(model, pictures).split(counts))
         if self.trains:
             self._forget_old(model)
-        found: Tensor | None = self._features.get(prefix)
+        return [self._kept(model, picture) for picture in pictures]
+
+    def _kept(self, model: PreTrainedModel, picture: str) -> Float[Tensor, "n W"]:
+        found: Tensor | None = self._features.get(picture)
         if found is None:
             with torch.no_grad(), nullcontext() if self.trains else self._precise():
-                found = self._computed(model if self.trains else self.model, prefix)
-            self._features.put(prefix, found)
+                found = self._computed(model if self.trains else self.model, [picture])
+            self._features.put(picture, found, found.nbytes)
         return found
 
     def read(self, model: PreTrainedModel, ids: Int[Tensor, "B L"]) -> dict[str, Any]:
@@ -174,7 +188,7 @@ class Vision:
         found = ids[pieces]
         firsts, picture = (found & ~0xFFFF).unique(return_inverse=True)
         names = [picture_of(first)[0] for first in firsts.tolist()]
-        features = [self.features(model, name) for name in names]
+        features = self.features(model, names)
         # 2. Each piece's place among the features of all of them.
         counts = torch.tensor([len(one) for one in features], device=ids.device)
         number = found & 0xFFFF
@@ -220,9 +234,12 @@ class Vision:
         types = {self.family.types: pieces.long()} if self.family.types else {}
         return {"input_ids": ids.masked_fill(pieces, self.placeholder), **inputs, **types}
 
-    def _computed(self, model: Any, prefix: str) -> Float[Tensor, "n W"]:
-        pixels = {name: value.to(self.device) for name, value in self.reader.pixels(prefix).items()}
-        found = model.get_image_features(**pixels, return_dict=True)
+    def _computed(self, model: Any, pictures: Sequence[str]) -> Float[Tensor, "n W"]:
+        """The features of some pictures, one behind the other, by one pass of the tower."""
+        pixels = joined([self.reader.pixels(picture) for picture in pictures])
+        found = model.get_image_features(
+            **{name: value.to(self.device) for name, value in pixels.items()}, return_dict=True
+        )
         layers: list[Sequence[Tensor]] = [found.pooler_output, *(found.deepstack_features if self.family.deep else ())]
         rows = [torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]) for parts in layers]
         return torch.cat(rows, -1)

@@ -226,7 +226,9 @@ def picture_tokens(processor: Any, digest: str, image: Any) -> list[int]:
     stand where the chat template writes `placeholder_text`.
 
     Example: picture_tokens(policy.vision.processor, digest, image)"""
-    ids, _ = processed(processor, image)
+    found = ids, _ = processed(processor, image)
+    if (keep := getattr(processor, "lmgym_keep", None)) is not None:  # a pass will want the pixels
+        keep(digest, found)
     placeholder = placeholder_of(processor)
     pieces = iter(piece_ids(digest, ids.count(placeholder)))
     return [next(pieces) if id == placeholder else id for id in ids]

@@ -245,15 +245,19 @@ def test_the_placeholder_is_never_sampled(family: str) -> None:
     assert bool(scored.require("entropy").isfinite().all())
 
 
-@every_family
-def test_a_frozen_tower_computes_each_picture_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, calls = load(family), []
+@pytest.mark.parametrize(
+    ("family", "train_vision"),
+    [*((family, False) for family in vision_models.FAMILIES), ("idefics3", True), ("gemma3", True)],
+)
+def test_the_tower_computes_each_picture_once(family: str, train_vision: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three pictures: one by one for what is kept, and if the tower trains, once more, all in one pass of it."""
+    policy, calls = load(family, train_vision=train_vision), []
     usual = policy.model.get_image_features
     monkeypatch.setattr(policy.model, "get_image_features", lambda **inputs: calls.append(1) or usual(**inputs))
     batch = sampled(policy)
     policy.compute_logprobs(batch)
     policy.compute_logprobs_no_grad(batch)
-    assert len(calls) == 3
+    assert len(calls) == 3 + train_vision
 
 
 @every_family
