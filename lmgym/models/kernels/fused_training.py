@@ -237,8 +237,8 @@ class LastLayout:
 
     def of(self, layout: Layout) -> tuple[Tensor, Tensor] | None:
         if layout is not self.layout:
-            self.layout, known = layout, segments.segments_of(layout)
-            self.found = None if known is None else segments.packed(known)
+            self.layout = layout
+            self.found = segments.packed(layout.segments) if isinstance(layout, segments.InSegments) else None
         return self.found
 
 
@@ -247,6 +247,7 @@ def fused(layers: nn.ModuleList, copies: Mapping[nn.Parameter, Tensor]) -> Itera
     """Within this context layers that are known (fused_layers.py) compute packed rows as one function each. `copies`
     are the weights that are rounded stochastically; others are rounded to nearest."""
     last = LastLayout()
+    training.library().use_threads(torch.get_num_threads())  # where torch brings an OpenMP of its own
     for layer in layers:
         layer.forward = partial(_forward, layer, layer.forward, copies, last)
     try:
