@@ -31,6 +31,7 @@ LMGYM_SETTINGS: dict[str, dict[str, Any]] = {
     "lmgym-bf16-2048": {"compute": "bfloat16", "tokens_per_forward": 2048},  # less memory
     "lmgym-bf16-1024": {"compute": "bfloat16", "tokens_per_forward": 1024},
     "lmgym-bf16-recompute": {"compute": "bfloat16", "tokens_per_forward": 1024, "activation_checkpointing": True},
+    "lmgym-bf16-torch": {"compute": "bfloat16", "update_kernels": "torch"},
     "lmgym-bf16-lora": {"compute": "bfloat16", "lora_rank": 32},
     "lmgym-bf16-lora-4096": {"compute": "bfloat16", "lora_rank": 32, "tokens_per_forward": 4096},
     "lmgym-bf16-lora-1024": {"compute": "bfloat16", "lora_rank": 32, "tokens_per_forward": 1024},

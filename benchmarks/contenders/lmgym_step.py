@@ -40,6 +40,7 @@ DEFAULTS = {
     "compute": "auto",  # float32, bfloat16; the parameters are fp32 in any case
     "device": "cpu",  # cuda
     "products": "torch",  # onednn
+    "update_kernels": "auto",  # torch
     "lora_rank": None,  # all weights learn
     "attention": "padded",  # flex
     "captured": False,  # decoding steps as CUDA graphs
@@ -51,7 +52,8 @@ DEFAULTS = {
     "threads": 2,
 }
 POLICY = (  # of these, what the recipe's policy section takes
-    "compute", "device", "products", "attention", "tokens_per_forward", "activation_checkpointing", "lora_rank",
+    "compute", "device", "products", "update_kernels", "attention", "tokens_per_forward", "activation_checkpointing",
+    "lora_rank",
 )  # fmt: skip
 
 

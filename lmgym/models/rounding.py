@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from lmgym.core import seeds
+from lmgym.models.kernels import training
 
 CHUNK = 2**18  # numbers rounded at once, so that they stay in a processor's cache
 WINDOWS = 2**20  # places in a table of random numbers at which a chunk may begin
@@ -39,6 +40,7 @@ class RoundedWeights:
     def __init__(self, model: nn.Module, seed: int) -> None:
         self.names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.seed, self.updates = seed, 0
+        self.native = False  # by a kernel of lmgym's own, with the same bits
         self._copies = {parameter: torch.empty_like(parameter, dtype=torch.bfloat16) for parameter in self.names}
         self._made_of: list[Any] = []  # the number of updates, and the masters' storages and how often they changed
 
@@ -63,7 +65,7 @@ class RoundedWeights:
         """Write each named master to its copy, with the random numbers of this update."""
         table = random_table(seeds.key(self.seed, "rounding", self.updates))
         for name, master, copy in weights:
-            round_stochastically(master, table.to(master.device), seeds.key(name), copy)
+            round_stochastically(master, table.to(master.device), seeds.key(name), copy, self.native)
 
     @contextmanager
     def shown_in(self, model: nn.Module) -> Iterator[None]:
@@ -158,7 +160,7 @@ def random_table(key: int) -> Int[Tensor, " W"]:
 
 
 def round_stochastically(
-    master: Float[Tensor, "..."], table: Int[Tensor, " W"], key: int, out: Float[Tensor, "..."]
+    master: Float[Tensor, "..."], table: Int[Tensor, " W"], key: int, out: Float[Tensor, "..."], native: bool = False
 ) -> None:
     """Write fp32 numbers to `out` as bf16, each rounded up or down (in size) with a probability by its distance.
 
@@ -171,9 +173,12 @@ def round_stochastically(
         >>> out.float().mean()                             # about 1 + 2^-9; to nearest, all would be 1
     """
     bits, rounded = master.detach().reshape(-1).view(torch.int32), out.view(torch.int16).reshape(-1)
-    for number, start in enumerate(range(0, len(bits), CHUNK)):
+    windows = [seeds.key(number, parent=key) % WINDOWS for number in range(-(-len(bits) // CHUNK))]
+    if native:
+        training.round_randomly(bits, table, windows, rounded, CHUNK)
+        return
+    for window, start in zip(windows, range(0, len(bits), CHUNK), strict=True):
         part = bits[start : start + CHUNK]
-        window = seeds.key(number, parent=key) % WINDOWS
         added = part + table[window : window + len(part)]
         rounded[start : start + CHUNK] = added.add_(2**15).bitwise_right_shift_(16)
 

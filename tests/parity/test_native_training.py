@@ -26,7 +26,7 @@ from lmgym.models.families import LIKE_LLAMA
 from lmgym.models.kernels import fused_head, fused_training, onednn_linear, training
 from lmgym.models.policy import Policy
 from lmgym.models.prefix_trees import PrefixTree
-from lmgym.models.rounding import RoundedWeights
+from lmgym.models.rounding import RoundedWeights, random_table, round_stochastically
 from lmgym.training import setup
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.types import Episode, Example, Turn
@@ -125,8 +125,7 @@ def test_products_are_onednns_and_their_gradients_sums_in_fp32(rows: int) -> Non
 @pytest.mark.parametrize("size, group", [(32, 1), (48, 3), (64, 5), (128, 2)])
 def test_attention_and_its_gradients_are_those_of_softmax(layout: str, size: int, group: int) -> None:
     """Against fp64, each segment alone: outputs round once, shares and gradients of scores once more."""
-    spans, key_heads = segments.segments_of(LAYOUTS[layout]()), 2
-    assert spans is not None
+    spans, key_heads = LAYOUTS[layout]().segments, 2
     rows, heads = len(LAYOUTS[layout]().positions), key_heads * group
     weights = fused_training.Weights(
         [],
@@ -212,12 +211,21 @@ def test_neither_passes_nor_threads_nor_recomputation_matter(threads: None) -> N
             assert float(gap.norm()) <= EPS * float(one.norm()), name
 
 
+def test_weights_are_rounded_as_by_torch() -> None:
+    numbers, found = torch.randn(2**18 + 77, generator=torch.Generator().manual_seed(0)), []
+    for used in (False, True):
+        out = torch.empty_like(numbers, dtype=torch.bfloat16)
+        round_stochastically(numbers, random_table(3), 5, out, used)
+        found.append(out)
+    assert torch.equal(*found)
+
+
 def test_segments_of_layouts() -> None:
-    assert segments.segments_of(LAYOUTS["rows"]()) == [[(0, 70)], [(70, 3)], [(73, 41)]]
+    assert LAYOUTS["rows"]().segments == [[(0, 70)], [(70, 3)], [(73, 41)]]
     groups = [[(0, 45)], [(45, 6)], [(0, 45), (51, 60)], [(0, 45), (111, 1)], [(45, 6), (112, 33)]]
-    assert segments.segments_of(LAYOUTS["groups"]()) == groups
+    assert LAYOUTS["groups"]().segments == groups
     tree = [[(0, 50)], [(0, 33), (50, 37)], [(0, 33), (50, 7), (87, 21)]]
-    assert segments.segments_of(LAYOUTS["tree"]()) == tree
+    assert LAYOUTS["tree"]().segments == tree
 
 
 def test_with_second_derivatives_and_in_fp32_torch_computes() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lmgym.models.attention.packed import PackedGroups, PackedRows, per_query_head
 from lmgym.models.attention.rules import Asked
+from lmgym.models.attention.segments import Span
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -48,6 +49,11 @@ class BlockRows(PackedRows):
     def blocks(self) -> Blocks:
         return Blocks(causal_blocks(self.offsets.tolist(), self.lengths), [])
 
+    @property
+    def segments(self) -> list[list[Span]]:
+        """What each row sees (segments.py)."""
+        return [[span] for span in zip(self.offsets.tolist(), self.lengths, strict=True) if span[1]]
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         if asked.rule is not None or query.shape[-1] != value.shape[-1]:  # the kernel has one size for both
             return super().attend(layer, query, key, value, asked)
@@ -77,6 +83,15 @@ class BlockGroups(PackedGroups):
                 first.append(Block(queries, keys, len(prompts), causal=False))
         # 3. Answers attend to themselves.
         return Blocks(first, causal_blocks(answer_starts, answer_lengths))
+
+    @property
+    def segments(self) -> list[list[Span]]:
+        """What each prompt and each answer sees (segments.py)."""
+        prompts = list(zip(self.prompts.offsets.tolist(), self.prompts.lengths, strict=True))
+        starts, lengths = (self.answers.offsets + self.prompt_tokens).tolist(), self.answers.lengths
+        answers = zip(self.prompt_of_row.tolist(), starts, lengths, strict=True)
+        seen = [[prompts[prompt], (start, length)] for prompt, start, length in answers if length]
+        return [*([span] for span in prompts if span[1]), *seen]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         if asked.rule is not None or query.shape[-1] != value.shape[-1]:

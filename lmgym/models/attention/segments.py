@@ -4,37 +4,26 @@ The kernels of models/kernels/training.cpp take every layout in this one form.""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from lmgym.models.attention.cpu import BlockGroups, BlockRows
-from lmgym.models.attention.packed import Layout
-from lmgym.models.attention.tree import BlockTree
-
 Span = tuple[int, int]  # the first of some packed tokens, and their number
 
 
-def segments_of(layout: Layout) -> list[list[Span]] | None:
-    """The spans that each segment of a layout sees, in the order of their positions; its own tokens are the last one.
-    None for a layout of another kind.
+@runtime_checkable
+class InSegments(Protocol):
+    """A layout that can say what it is in segments."""
 
-    Example: a prompt of 4 tokens with answers of 2 and 3
-        >>> segments_of(BlockGroups([4], [2, 3], torch.tensor([0, 0]), torch.device("cpu")))
-        [[(0, 4)], [(0, 4), (4, 2)], [(0, 4), (6, 3)]]
-    """
-    if isinstance(layout, BlockRows):
-        return _of_rows(layout, 0)
-    if isinstance(layout, BlockGroups):
-        prompts, cut = _of_rows(layout.prompts, 0), layout.prompt_tokens
-        starts, lengths = (layout.answers.offsets + cut).tolist(), layout.answers.lengths
-        answers = zip(layout.prompt_of_row.tolist(), starts, lengths, strict=True)
-        shared = dict(enumerate(_of_rows(layout.prompts, 0, empty=True)))
-        return prompts + [[*shared[prompt], (start, length)] for prompt, start, length in answers if length]
-    if isinstance(layout, BlockTree):
-        return [[*_runs(row[: len(row) - (tail.stop - tail.start)]), (tail.start, tail.stop - tail.start)]
-                for tail, row in layout.rows]  # fmt: skip
-    return None
+    @property
+    def segments(self) -> list[list[Span]]:
+        """The spans that each segment sees, in the order of their positions; its own tokens are the last one.
+
+        Example: a prompt of 4 tokens with answers of 2 and 3
+            >>> BlockGroups([4], [2, 3], torch.tensor([0, 0]), torch.device("cpu")).segments
+            [[(0, 4)], [(0, 4), (4, 2)], [(0, 4), (6, 3)]]
+        """
 
 
 def packed(segments: Sequence[Sequence[Span]]) -> tuple[Tensor, Tensor]:
@@ -43,13 +32,8 @@ def packed(segments: Sequence[Sequence[Span]]) -> tuple[Tensor, Tensor]:
     return torch.tensor(counts), torch.tensor([span for spans in segments for span in spans]).view(-1, 2)
 
 
-def _of_rows(rows: BlockRows, start: int, empty: bool = False) -> list[list[Span]]:
-    return [[(start + offset, length)] for offset, length in zip(rows.offsets.tolist(), rows.lengths, strict=True)
-            if length or empty]  # fmt: skip
-
-
-def _runs(places: Tensor) -> list[Span]:
-    """Places as spans of adjacent ones."""
+def runs(places: Tensor) -> list[Span]:
+    """Places of packed tokens as spans of adjacent ones. Example: runs(torch.tensor([3, 4, 9])) -> [(3, 2), (9, 1)]"""
     if not len(places):
         return []
     cuts = [0, *(torch.nonzero(places.diff() != 1)[:, 0] + 1).tolist(), len(places)]

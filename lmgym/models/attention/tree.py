@@ -14,6 +14,7 @@ from lmgym.models.attention import cpu, flex, rules
 from lmgym.models.attention.cpu import Block, Blocks
 from lmgym.models.attention.packed import per_query_head
 from lmgym.models.attention.rules import Asked, Rule
+from lmgym.models.attention.segments import Span, runs
 from lmgym.models.prefix_trees import PrefixTree
 
 EVERYTHING = Rule()
@@ -63,6 +64,12 @@ class BlockTree(TreeRows):
     def blocks(self) -> Blocks:
         own = cpu.causal_blocks(self.tree.offsets, self.tree.tails)
         return Blocks(own, [Block(queries, keys, 1, causal=False) for keys, queries in self.tree.readers])
+
+    @property
+    def segments(self) -> list[list[Span]]:
+        """What each tail sees (segments.py)."""
+        own = [(tail, row, tail.stop - tail.start) for tail, row in self.rows]
+        return [[*runs(row[: len(row) - count]), (tail.start, count)] for tail, row, count in own]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         if asked.rule is not None or query.shape[-1] != value.shape[-1]:

@@ -106,8 +106,15 @@ class Chunks:
         for part in slices(0, count, self.chunk):
             states, targets, mask = self.hidden[part], self.targets[part], self.mask[:, part].contiguous()
             shares = None if by_logprobs is None else (self.scale * by_logprobs[part]).float().contiguous()
-            tensors = {"hidden": states, "weight": self.weight, "targets": targets, "masked": self.excluded}
-            tensors |= {"mask": mask, "shares": shares, "logits": logits, "by_hidden": by_rows, "by_weight": by_weight}
+            tensors: dict[str, Tensor | None] = {"hidden": states, "weight": self.weight, "targets": targets}
+            tensors |= {
+                "masked": self.excluded,
+                "mask": mask,
+                "shares": shares,
+                "logits": logits,
+                "by_hidden": by_rows,
+                "by_weight": by_weight,
+            }
             tensors |= dict(zip(("logprobs", "highest", "mass", "target"), columns, strict=True))
             asked = Head(
                 **{name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()},

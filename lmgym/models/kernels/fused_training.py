@@ -239,8 +239,8 @@ class LastLayout:
 
     def of(self, layout: Layout) -> tuple[Tensor, Tensor] | None:
         if layout is not self.layout:
-            self.layout, known = layout, segments.segments_of(layout)
-            self.found = None if known is None else segments.packed(known)
+            self.layout = layout
+            self.found = segments.packed(layout.segments) if isinstance(layout, segments.InSegments) else None
         return self.found
 
 

@@ -34,6 +34,21 @@ inline Left in_rows(const bf16* at, int64_t stride) { return {at, 16 * stride, S
 inline Left in_tiles(const bf16* at, int64_t inputs) { return {at, inputs * 16, TILE, SIDE}; }
 inline Right columns_of(const bf16* at, int64_t inputs) { return {at, inputs * 16}; }
 
+// Memory of a thread, which grows and stays.
+struct Arena {
+    std::vector<char> memory;
+    size_t used = 0;
+    void begin(size_t bytes) {
+        if (memory.size() < bytes + 64) memory.resize(bytes + 64);
+        used = 64 - (size_t)memory.data() % 64;
+    }
+    template <typename T> T* take(int64_t count) {
+        T* found = (T*)(memory.data() + used);
+        used += (count * sizeof(T) + 63) / 64 * 64;
+        return found;
+    }
+};
+
 template <int APART> inline void exchange(words x[LANES]) {
     ints upper, lower;
     for (int lane = 0; lane < LANES; lane++) {
@@ -186,13 +201,20 @@ inline void multiply_here(const Left& a, const Right& b, int64_t rows, int64_t c
         }
 }
 
-constexpr int64_t ROWS_AT_ONCE = 256, COLUMNS_AT_ONCE = 256, INPUTS_AT_ONCE = 512;  // whose numbers stay near
+constexpr int64_t ROWS_AT_ONCE = 256, COLUMNS_AT_ONCE = 256, INPUTS_AT_ONCE = 1024;  // whose numbers stay near
 
-// A product by all threads, in blocks that `finish(row, column, sums[32][32])` takes; a second one of `rank` inputs is
-// added to it. Rows and columns are multiples of 32.
-template <typename Finish>
-void multiply_all(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t inputs, const Finish& finish,
-                  const Left& low = {}, const Right& up = {}, int64_t rank = 0) {
+// 32 rows that will be written soon: while tiles are multiplied, they come into the cache.
+template <typename Number> inline void announce(const Number* out, int64_t stride) {
+    for (int64_t row = 0; row < SIDE; row++)
+        for (size_t i = 0; i < SIDE * sizeof(Number); i += 64)
+            __builtin_prefetch((const char*)(out + row * stride) + i, 1);
+}
+
+// A product by all threads, in blocks that `finish(row, column, sums[32][32])` takes, after `prepare(row, column)`; a
+// second one of `rank` inputs is added to it. Rows and columns are multiples of 32.
+template <typename Prepare, typename Finish>
+void multiply_all(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t inputs, const Prepare& prepare,
+                  const Finish& finish, const Left& low = {}, const Right& up = {}, int64_t rank = 0) {
     const int64_t groups = (columns + COLUMNS_AT_ONCE - 1) / COLUMNS_AT_ONCE;
     const int64_t chunks = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
 #pragma omp parallel
@@ -206,6 +228,7 @@ void multiply_all(const Left& a, const Right& b, int64_t rows, int64_t columns, 
             const int64_t last_column = std::min(columns, column + COLUMNS_AT_ONCE);
             for (int64_t r = row; r < last_row; r += SIDE)
                 for (int64_t c = column; c < last_column; c += SIDE) {
+                    prepare(r, c);
                     block<true>(a.from(r, 0), b.from(0, c), inputs / SIDE, sums, SIDE, false);
                     if (rank) block<true>(low.from(r, 0), up.from(0, c), rank / SIDE, sums, SIDE, true);
                     finish(r, c, sums);
@@ -230,9 +253,10 @@ inline void multiply_into(const Left& a, const Right& b, int64_t rows, int64_t c
             const int64_t last_column = std::min(columns, column + COLUMNS_AT_ONCE);
             for (int64_t k = 0; k < inputs; k += INPUTS_AT_ONCE) {
                 const int64_t depth = std::min(INPUTS_AT_ONCE, inputs - k) / SIDE;
-                for (int64_t c = column; c < last_column; c += SIDE)
-                    for (int64_t r = row; r < last_row; r += SIDE) {
+                for (int64_t r = row; r < last_row; r += SIDE)
+                    for (int64_t c = column; c < last_column; c += SIDE) {
                         float* place = out + r * stride + c;
+                        announce(place, stride);
                         block<true>(a.from(r, k), b.from(k, c), depth, place, stride, adds || k > 0);
                     }
             }

@@ -183,6 +183,18 @@ void narrow(const float* from, bf16* to, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) store(to + i, load(from + i));
 }
 
+// bf16 numbers, each rounded up or down by the random integer of its place (models/rounding.py): `chunk` numbers take
+// their integers from a window of the table, which begins at their place in `windows`.
+void round_randomly(const int32_t* bits, const int16_t* table, const int64_t* windows, bf16* to, int64_t count,
+                    int64_t chunk) {
+#pragma omp parallel for
+    for (int64_t start = 0; start < count; start += chunk) {
+        const int16_t* random = table + windows[start / chunk];
+        for (int64_t i = start; i < std::min(count, start + chunk); i++)
+            to[i].bits = (uint32_t)(bits[i] + random[i - start] + (1 << 15)) >> 16;
+    }
+}
+
 // Weights [rows columns] as the right factor of a product: of their own transposed (the inputs are columns), or of
 // themselves (the inputs are rows, from `first` on of `inputs`).
 void lay_out_transposed(const bf16* weights, bf16* to, int64_t rows, int64_t columns) {
@@ -204,17 +216,31 @@ void lay_out(const bf16* weights, bf16* to, int64_t rows, int64_t columns, int64
 void product(const bf16* hidden, const bf16* weights, const bf16* bias, const float* residual, void* out,
              const bf16* low, const bf16* up, int64_t rows, int64_t inputs, int64_t outputs, int64_t rank) {
     const Left a = in_rows(hidden, inputs);
-    multiply_all(a, columns_of(weights, inputs), filled(rows), outputs, inputs,
-                 [=](int64_t row, int64_t column, const float* sums) {
-        for (int64_t r = 0; r < std::min(SIDE, rows - row); r++)
-            for (int64_t i = 0; i < SIDE; i += LANES) {
-                const int64_t place = (row + r) * outputs + column + i;
-                floats x = load(sums + r * SIDE + i);
-                if (bias) x += load(bias + column + i);
-                if (residual) store((float*)out + place, load(residual + place) + rounded(x));
-                else store((bf16*)out + place, x);
-            }
-    }, in_rows(low, rank), columns_of(up, rank), rank);
+    const Right b = columns_of(weights, inputs);
+    auto multiply = [&](auto* to, auto result) {
+        multiply_all(a, b, filled(rows), outputs, inputs,
+                     [=](int64_t row, int64_t column) { announce(to + row * outputs + column, outputs); },
+                     [=](int64_t row, int64_t column, const float* sums) {
+            const int64_t count = std::min(SIDE, rows - row);
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t i = 0; i < SIDE; i += LANES) {
+                    const int64_t place = (row + r) * outputs + column + i;
+                    store(to + place, result(load(sums + r * SIDE + i), column + i, place));
+                }
+        }, in_rows(low, rank), columns_of(up, rank), rank);
+    };
+    const auto plain = [](floats x, int64_t, int64_t) { return x; };
+    const auto biased = [=](floats x, int64_t column, int64_t) { return x + load(bias + column); };
+    if (residual) {
+        const auto added = [=](floats x, int64_t column, int64_t place) {
+            return load(residual + place) + rounded(bias ? x + load(bias + column) : x);
+        };
+        multiply((float*)out, added);
+    } else if (bias) {
+        multiply((bf16*)out, biased);
+    } else {
+        multiply((bf16*)out, plain);
+    }
 }
 
 // by_out [rows outputs], transposed, times hidden [rows inputs]: [outputs inputs]. `left` and `right` have room for both

@@ -27,6 +27,7 @@ ARGUMENTS = {
     "positions": (POINTER, NUMBER, 5 * [POINTER], 4 * [NUMBER], REAL),
     "positions_backward": (2 * [POINTER], NUMBER, 5 * [POINTER], 4 * [NUMBER], REAL),
     "narrow": (2 * [POINTER], NUMBER),
+    "round_randomly": (4 * [POINTER], 2 * [NUMBER]),
     "lay_out_transposed": (2 * [POINTER], 2 * [NUMBER]),
     "lay_out": (2 * [POINTER], 4 * [NUMBER]),
     "product": (7 * [POINTER], 4 * [NUMBER]),
@@ -130,6 +131,13 @@ def narrowed(wide: Float[Tensor, "R C"]) -> Float[Tensor, "R_ C"]:
     out = empty(*wide.shape)
     library().narrow(*_places(wide, out), wide.numel())
     return out
+
+
+def round_randomly(master: Tensor, table: Tensor, windows: Sequence[int], out: Tensor, chunk: int) -> None:
+    """`rounding.round_stochastically` of contiguous tensors, bit for bit: each `chunk` numbers of `master` take their
+    random integers from the table, from their window on."""
+    begins = torch.tensor(windows)
+    library().round_randomly(*_places(master, table, begins, out), master.numel(), chunk)
 
 
 def product(

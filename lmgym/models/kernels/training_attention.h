@@ -46,21 +46,6 @@ inline std::vector<Unit> units_of(const PackedAttention& a) {
     return units;
 }
 
-// Memory of a thread, which grows and stays.
-struct Arena {
-    std::vector<char> memory;
-    size_t used = 0;
-    void begin(size_t bytes) {
-        if (memory.size() < bytes + 64) memory.resize(bytes + 64);
-        used = 64 - (size_t)memory.data() % 64;
-    }
-    template <typename T> T* take(int64_t count) {
-        T* found = (T*)(memory.data() + used);
-        used += (count * sizeof(T) + 63) / 64 * 64;
-        return found;
-    }
-};
-
 // The keys or values that a unit reads, as rows of `deep` numbers, zeros behind them.
 inline void gather(const PackedAttention& a, const Unit& unit, const bf16* from, int64_t stride, int64_t deep,
                    bf16* to) {
