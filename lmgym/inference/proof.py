@@ -21,6 +21,7 @@ from lmgym.inference.base import Engine, Request, Sampling
 from lmgym.inference.parity import Parity, parity_of, trial
 from lmgym.models import frozen_base
 from lmgym.models.bound import Gap, bound_of, gap_of
+from lmgym.models.device import give_memory_back
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.integrity import check_finite
 from lmgym.models.policy import Policy
@@ -99,6 +100,7 @@ def prove(policy: Policy, engine: Engine, most: float | None = None) -> Proof:
     kind = f"{family} in {compute}"
     try:
         batch = _attempt(kind, "sampled", lambda: sample(policy, engine))
+        engine.release()
         scored = _attempt(kind, "scored", lambda: policy.compute_logprobs_no_grad(batch).logprobs)
         own, spread = _attempt(kind, "run", lambda: own_logprobs(policy, batch))
     except LmgymError:
@@ -123,6 +125,7 @@ def proofs_of(
         precise = policy.but(compute=policy.master)
         with frozen_base.widened(policy.model):
             proofs.append(prove(precise, make_engine(precise), most))
+        give_memory_back()
     proof = prove(policy, engine, most)
     if policy.exact:
         special = _special(policy)

@@ -32,6 +32,13 @@ def prepare_process(threads: int) -> None:
         libc.mallopt(TRIM_THRESHOLD, KEPT)
 
 
+def give_memory_back() -> None:
+    """Give the system what this process has freed and the C library has kept: after a model was loaded and tried, which
+    leaves gaps of all sizes. It takes some milliseconds."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def choose_device(wanted: str) -> torch.device:
     """The wanted device, or with "auto" the best one of this machine; LmgymError if the machine has no such device."""
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()

@@ -110,7 +110,7 @@ def logprobs_of_states(
     if states.logits is None and model.own_head is None and is_plain(head) and renormalised:
         hidden = states.hidden[: len(row)]
         weight, computed = model.head_weights
-        hidden = hidden if model.compute == weight.dtype else hidden.to(model.compute)
+        hidden = hidden if model.compute == model.master else hidden.to(model.compute)
 
         def adjust(logits: Tensor, part: slice) -> Tensor:
             return action_logits(logits, batch, row[part], column[part])

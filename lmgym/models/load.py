@@ -118,7 +118,7 @@ class PolicySection(Section):
     """Sampling in bf16 on a CPU. native: what lies between the products of a layer like Llama's is computed by kernels
     that a C++ compiler makes once for this processor; auto: if there is one, and they agree with torch's in a trial."""
     update_kernels: Literal["auto", "torch", "native"] = field(default="auto", metadata=FREE)  # likewise
-    """The same of scoring and updates, where all weights train: half the time and memory of a pass."""
+    """The same of scoring and updates: half the time and memory of a pass."""
     tokens_per_forward: PositiveInt | None = field(default=None, metadata=RECORDED)
     """Limit on the tokens of one forward pass. It bounds the memory and changes results by rounding alone. With packed
     rows (on a CPU, or with flex attention) real tokens count, a shared prompt once; elsewhere each row counts as long

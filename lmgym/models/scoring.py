@@ -40,6 +40,9 @@ class ScoringModel(Protocol):
     vision: Vision | None
 
     @property
+    def master(self) -> torch.dtype: ...
+
+    @property
     def never(self) -> tuple[int, ...]: ...
 
     @property

@@ -87,7 +87,7 @@ def compare_by(
     if states.logits is None and is_plain(head):
         hidden = states.hidden[: len(row)]
         weight, computed = model.head_weights
-        hidden = hidden if model.compute == weight.dtype else hidden.to(model.compute)
+        hidden = hidden if model.compute == model.master else hidden.to(model.compute)
         scale, bias = 1.0 if batch.temperature == 0 else 1 / batch.temperature, bias_of(model)
         return Compared(
             *FusedDivergence.apply(  # type: ignore[no-untyped-call]

@@ -37,7 +37,7 @@ def trains_native_where(policy: Policy, kernels: Literal["auto", "torch", "nativ
         return False, ""
     try:
         if not serves(policy):
-            raise LmgymError("they are for layers like Llama's that train in bf16 on a CPU, all weights in fp32")
+            raise LmgymError("they are for layers like Llama's that train in bf16 on a CPU, with weights in fp32")
         training.library()
         if kernels == "auto":
             try_out(policy)
@@ -57,11 +57,9 @@ def serves(policy: Policy) -> bool:
     layers = getattr(trunk_of(policy.model), "layers", ())
     if policy.model.config.model_type not in LIKE_LLAMA or not len(layers):
         return False
-    narrow = {torch.float32} if policy.master != torch.float32 else {torch.float32, torch.bfloat16}
-    return all(is_known(layer, adapted=True) for layer in layers) and all(
-        parameter.dtype == torch.float32 or (parameter.dtype in narrow and not parameter.requires_grad)
-        for parameter in policy.model.parameters()
-    )
+    precisions = {parameter.dtype for parameter in policy.model.parameters()}  # bf16 below adapters (frozen_base.py)
+    known = policy.master == torch.float32 and precisions <= {torch.float32, torch.bfloat16}
+    return known and all(is_known(layer, adapted=True) for layer in layers)
 
 
 def try_out(policy: Policy) -> None:

@@ -21,7 +21,7 @@ from lmgym.inference.in_process import make_engine
 from lmgym.inference.kinds import EngineSection, Place
 from lmgym.inference.proof import Proof, proofs_of
 from lmgym.logs.console import Console
-from lmgym.models.device import prepare_process
+from lmgym.models.device import give_memory_back, prepare_process
 from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.sharding import shard_policy
@@ -102,6 +102,7 @@ def load(config: Config, begun: Begun, ranks: Ranks, say: Callable[[str], None])
     if machine.memory_gib is not None:
         say(plan_sentence(machine))
     policy = load_weights(config.policy, config.seed, machine, begun.weights, model.tokenizer)
+    give_memory_back()
     policy.had_updates(begun.progress.version)
     data = without_long(config, data, policy)
     for sentence in data.told:
@@ -125,6 +126,7 @@ def prove(section: EngineSection, loaded: Loaded, engine: Engine[Policy], say: C
     if machine.unit is not None or machine.engine is not None:
         say(engine_sentence(section, machine))
     proofs = prove_policy(section, policy, engine)
+    give_memory_back()
     for proof in proofs:
         proof.check()
     sentences = [proofs[-1].sentence, policy.path_sentence, policy.products_sentence, policy.rounding_sentence]

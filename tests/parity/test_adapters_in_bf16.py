@@ -208,6 +208,17 @@ def test_adapters_that_are_more_than_two_products_are_left_alone() -> None:
     assert "forward" not in vars(layer) and "forward" in vars(model.model.layers[0].self_attn.k_proj)
 
 
+def test_where_adapters_alone_train_a_pass_takes_no_second_group_beyond_what_is_enough() -> None:
+    policy, batch = policy_of(), models.batch_of(models.episodes(3, groups=3, turns=1))
+    assert policy.enough_tokens == 1024 and Policy(models.llama(), models.tokenizer()).enough_tokens is None
+    assert policy_of(tokens_per_forward=4096).enough_tokens is None
+    assert len(policy.micro_batches(batch)) == 1
+    one = policy.but(enough_tokens=1)
+    assert sorted(batch.group[rows].unique().tolist() for rows in one.micro_batches(batch)) == [[0], [1], [2]]
+    split = [policy.but(tokens_per_forward=12, enough_tokens=enough).micro_batches(batch) for enough in (1024, None)]
+    assert len(split[0]) > 3 and all(map(torch.equal, *split))
+
+
 # The base
 
 

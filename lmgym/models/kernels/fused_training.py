@@ -55,7 +55,9 @@ class Weights:
                 found = copies.get(master, master).detach()
                 computed[own] = found.to(torch.bfloat16 if is_linear else torch.float32)
         parts: dict[str, Any] = {path.rpartition(".")[2]: module for path, module in layer.named_modules()}
-        adapters = {linear: Adapters.of({name: parts[name] for name in linear}, copies) for linear in LINEAR}
+        adapters: dict[Sequence[str], Adapters | None] = {
+            linear: Adapters.of({name: parts[name] for name in linear}, copies) for linear in LINEAR
+        }
         return cls(names, masters, computed, adapters)
 
     def product(self, linear: Sequence[str], inputs: Tensor, rows: int, residual: Tensor | None = None) -> Tensor:

@@ -162,7 +162,8 @@ def product(
         library().lay_out_transposed(*_places(weight, laid_out[begin:]), len(weight), inputs)
         begin += weight.numel()
     out = empty(rows, outputs) if residual is None else torch.empty_like(residual)
-    others, rank = (None, None), 0
+    others: tuple[Tensor | None, Tensor | None] = (None, None)
+    rank = 0
     if low is not None:
         rank, others = low[1].shape[1], (low[0], torch.empty(low[1].numel(), dtype=torch.bfloat16))
         library().lay_out_transposed(*_places(low[1], others[1]), outputs, rank)
@@ -182,7 +183,8 @@ def product_back(
     for weight in weights:
         library().lay_out(*_places(weight, laid_out), len(weight), inputs, first, outputs)
         first += len(weight)
-    others, rank = (None, None), 0
+    others: tuple[Tensor | None, Tensor | None] = (None, None)
+    rank = 0
     if low is not None:
         rank, others = len(low[1]), (low[0], torch.empty(low[1].numel(), dtype=torch.bfloat16))
         library().lay_out(*_places(low[1], others[1]), rank, inputs, 0, rank)
