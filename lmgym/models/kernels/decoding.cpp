@@ -39,7 +39,10 @@ inline void rotate(const bf16* from, const bf16* cosines, const bf16* sines, con
     constexpr int SIZE = V * LANES, HALF = SIZE / 2;
     float flat[SIZE], turned[SIZE];
     floats x[V], squares = {};
-    for (int i = 0; i < V; i++) squares += (x[i] = load(from + i * LANES)) * x[i];
+    for (int i = 0; i < V; i++) {
+        x[i] = load(from + i * LANES);
+        squares += x[i] * x[i];
+    }
     const float factor = 1.0f / std::sqrt(sum(squares) / SIZE + epsilon);
     for (int i = 0; norm && i < V; i++) x[i] = rounded(rounded(x[i] * factor) * load(norm + i * LANES));
     for (int i = 0; i < V; i++) store(flat + i * LANES, x[i]);
