@@ -549,7 +549,8 @@ class Policy:
         """A copy of this policy around another model, without a value function or teacher."""
         nothing = dict.fromkeys(("value_head", "critic", "teacher", "classes", "skeleton", "rounded", "sample"))
         vision = None if self.vision is None else self.vision.beside(model)
-        return self.but(**{**nothing, "model": model, "vision": vision, **changes})
+        # What was tried with this model says nothing of another one.
+        return self.but(**{**nothing, "trains_native": False, "model": model, "vision": vision, **changes})
 
     def save_pretrained(self, folder: Path) -> None:
         """Write a folder that `from_pretrained` reads: the language model, adapters merged, and its tokenizer. With a

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_picture")]
 
 PPO = {"name": "ppo", "epochs": 2, "kl_coefficient": 0.1, "kl_target": 0.05}
 LORA = {"lora_rank": 4}
+WIDE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
 CASES: dict[str, dict[str, Any]] = {
     "t5, critic on its trunk": {"policy": policy_section("builtin:tiny_t5"), "algorithm": PPO},
     "t5, critic apart": {"policy": policy_section("builtin:tiny_t5", critic="separate"), "algorithm": PPO},
@@ -38,6 +39,10 @@ CASES: dict[str, dict[str, Any]] = {
     "causal, bf16, adapters": {
         "policy": policy_section("builtin:tiny", compute="bfloat16", **LORA),
         "algorithm": {"name": "grpo", "group_size": 4, "kl_coefficient": 0.1},
+    },
+    "causal, bf16, kernels for updates": {
+        "policy": {**policy_section("builtin:tiny", compute="bfloat16"), "architecture": WIDE},
+        "algorithm": PPO,
     },
     "rmsprop": {
         "algorithm": {"name": "a2c"},

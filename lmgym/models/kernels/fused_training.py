@@ -249,6 +249,7 @@ def fused(layers: nn.ModuleList, copies: Mapping[nn.Parameter, Tensor]) -> Itera
     """Within this context layers that are known (fused_layers.py) compute packed rows as one function each. `copies`
     are the weights that are rounded stochastically; others are rounded to nearest."""
     last = LastLayout()
+    training.library().use_threads(torch.get_num_threads())  # where torch brings an OpenMP of its own
     for layer in layers:
         layer.forward = partial(_forward, layer, layer.forward, copies, last)
     try:

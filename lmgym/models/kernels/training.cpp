@@ -6,6 +6,8 @@
 // the other rows of a pass nor on the number of threads; gradients of weights are sums over all tokens in their order.
 // Rows of bf16 matrices are filled up to multiples of 32 with anything; only `rows` of them count.
 
+#include <omp.h>
+
 #include "tiles.h"
 
 namespace {
@@ -52,6 +54,8 @@ int products() {  // 1 if there are products in tiles, which the system must per
     return 0;
 #endif
 }
+
+void use_threads(int64_t count) { omp_set_num_threads(count); }  // of the thread that calls
 
 // RMS norms of rows [rows size] in fp32, in bf16, and the factors [rows] that they were multiplied by.
 void norm(const float* hidden, const float* weight, bf16* out, float* factors, int64_t rows, int64_t size,

@@ -20,6 +20,7 @@ SIDE = 32  # rows, inputs and outputs of a block
 PART = 64  # rows whose gradients of a norm's weights are added up first
 SIZES = native.SIZES  # of heads
 ARGUMENTS = {
+    "use_threads": (NUMBER,),
     "norm": (4 * [POINTER], 2 * [NUMBER], REAL),
     "norm_backward": (9 * [POINTER], 2 * [NUMBER]),
     "gated": (2 * [POINTER], 2 * [NUMBER]),
