@@ -2,8 +2,6 @@
 of the picture, where it reads an embedding for a word. The id of a piece names its picture. So two prompts with
 different pictures have different ids."""
 
-from collections.abc import Iterable
-
 FIRST = 1 << 56  # ids from here on are pieces, far above any vocabulary
 PREFIX = 10  # hexadecimal digits of a picture's sha256 in the ids of its pieces
 
@@ -26,8 +24,3 @@ def picture_of(id: int) -> tuple[str, int]:
     """The first ten hexadecimal digits of the picture's sha256, and the number of the piece in it.
     Example: picture_of(piece_ids(digest, 5)[3]) -> (digest[:10], 3)"""
     return f"{(id - FIRST) >> 16:0{PREFIX}x}", id & 0xFFFF
-
-
-def pictures_in(ids: Iterable[int]) -> list[str]:
-    """The pictures whose pieces these ids are: first ten digits of each, without repetition, in order."""
-    return list(dict.fromkeys(picture_of(id)[0] for id in ids if is_piece(id)))
