@@ -32,7 +32,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "judge, champion": {"rewards": {"judge_pairs": {"model": "JUDGE", "compute": "bfloat16", "against": "champion"}}},
     "judge, rubric": {"rewards": {"rubric": {"model": "JUDGE", "compute": "bfloat16", "criteria": [RIGHT]}}},
 }
-EARNED = ("reward/mean", "self_certainty")
+EARNED = ("reward", "self_certainty")
 
 
 def recipe(arm: str, start: Path, given: argparse.Namespace) -> dict[str, Any]:
