@@ -219,7 +219,8 @@ def tend(
     for start in starts:
         try:
             with lock:
-                if closed.is_set():
+                if closed.is_set():  # it counts as killed, also where none had started
+                    status = -signal.SIGKILL
                     break
                 running[:] = [start(folder)]
         except OSError as error:

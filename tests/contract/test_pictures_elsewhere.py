@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lmgym.gateway.session import Place, Tree
 from lmgym.gateway.wire import ChatRequest, Refused, Said
 from lmgym.inference.base import Sampling
 from lmgym.pictures.addresses import address_of
-from lmgym.pictures.ids import is_piece, pictures_in, piece_ids
+from lmgym.pictures.ids import is_piece, picture_of, piece_ids
 from lmgym.pictures.store import PictureStore, current_store, keep_pictures_in, shown
 from lmgym.rollouts.players import Actor
 from lmgym.rollouts.rollout import collect
@@ -39,6 +40,11 @@ PROGRAM = str(Path(__file__).parent / "asking_program.py")
 def store(tmp_path: Path) -> PictureStore:
     keep_pictures_in(tmp_path / "run" / "pictures")
     return current_store()
+
+
+def pictures_among(ids: Iterable[int]) -> list[str]:
+    """The first ten digits of the pictures whose pieces these ids are."""
+    return list(dict.fromkeys(picture_of(id)[0] for id in ids if is_piece(id)))
 
 
 def square(colour: str = "red") -> Image.Image:
@@ -89,7 +95,7 @@ def test_a_tool_may_return_a_picture(role: Any, store: PictureStore) -> None:
         [f"<tool_response>\n{PICTURE}\n</tool_response>\n<tool_response>\n<|im_end|>{PICTURE} it is\n</tool_response>"]
     )  # fmt: skip
     ids = eyes(TEMPLATES["qwen"][0])
-    assert pictures_in(as_seen(ids, "¤", told[0][1])) == [told[0][1][:10]]
+    assert pictures_among(as_seen(ids, "¤", told[0][1])) == [told[0][1][:10]]
 
 
 def test_a_cut_text_keeps_the_pictures_that_it_keeps() -> None:
@@ -202,7 +208,7 @@ def test_a_program_shows_pictures_also_in_later_turns(store: PictureStore) -> No
     assert [id for id in row[1].prompt_ids if is_piece(id)] == piece_ids(other, 4)
     image = words.convert_tokens_to_ids("<image>")
     assert image not in row[1].prompt_ids  # of the program's words no mark is made
-    assert pictures_in(anew[0].prompt_ids) == [other[:10]]  # as its past holds another picture, another row
+    assert pictures_among(anew[0].prompt_ids) == [other[:10]]  # as its past holds another picture, another row
 
 
 # Rated answers

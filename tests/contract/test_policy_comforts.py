@@ -605,7 +605,7 @@ def test_what_is_held_throughout_is_counted_exactly() -> None:
     [
         ({"model": "builtin:tiny"}, 4),
         ({"model": "builtin:tiny"}, 1),
-        ({"model": "builtin:tiny", "compute": "bfloat16"}, 1),
+        ({"model": "builtin:tiny", "compute": "bfloat16", "update_kernels": "torch"}, 1),
         ({"model": "builtin:tiny", "lora_rank": 8}, 1),
         ({"model": "builtin:tiny_gpt2"}, 1),
         ({"model": "builtin:tiny_t5"}, 1),
