@@ -60,7 +60,7 @@ def one_run(arm: str, seed: int, start: Path, given: argparse.Namespace) -> dict
         if record["kind"] == "train":
             answers += int(record["answers"])
             earned.append(record[EARNED["credit" in ARMS[arm]]])
-        elif record["split"] == "validation":
+        elif record.get("split") == "validation":
             curve.append({"answers": answers, "accuracy": record["right"]})
     tenth = max(1, len(earned) // 10)
     ends = [statistics.mean(earned[:tenth]), statistics.mean(earned[-tenth:])]
