@@ -15,7 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order: what must be equal bit
 os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["GOMP_SPINCOUNT"] = "3000"  # as `import lmgym` sets it, unless torch was imported before it
 os.environ["MPLBACKEND"] = "Agg"
-# Temporary folders in memory, where there is room: a tiny run flushes sixty files, which takes a disk 6 ms each.
+# Temporary folders lie in memory if there is room: even a tiny run flushes 60 files, at 6 ms each on a disk.
 if "TMPDIR" not in os.environ and os.access("/dev/shm", os.W_OK):
     room = os.statvfs("/dev/shm")
     if room.f_bavail * room.f_frsize >= 4 * 2**30 and not room.f_flag & os.ST_NOEXEC:  # a container's has 64 MiB

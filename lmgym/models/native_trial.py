@@ -4,8 +4,6 @@ The families are listed, because in bf16 a small mistake could hide behind round
 the processor at hand: as with the fast path (fast_path.py) a few answers are scored step by step, as the sampler
 decodes, by both kinds of layers, and must agree as far as rounding explains."""
 
-from typing import Literal
-
 import torch
 
 from lmgym.core.errors import LmgymError
@@ -14,29 +12,16 @@ from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.families import LIKE_LLAMA, trunk_of
 from lmgym.models.fast_path import DECODED, trial_batch
+from lmgym.models.kernel_choice import Kernels, chosen
 from lmgym.models.kernels import native, onednn_linear
 from lmgym.models.kernels.fused_layers import FusedLayers, is_known
 from lmgym.models.policy import Policy
 
 
-def native_where(policy: Policy, kernels: Literal["auto", "torch", "native"]) -> tuple[bool, str]:
-    """Whether a policy samples with native kernels, and if not, why they were not taken where they would serve.
-    "native" is not tried; it raises LmgymError where there are none.
-
-    Example: native_where(policy, "auto") -> (False, "there is no C++ compiler (g++)")"""
-    if kernels == "torch" or (kernels == "auto" and not serves(policy)):
-        return False, ""
-    try:
-        if not serves(policy):
-            raise LmgymError("they are for layers like Llama's that sample in bf16 on a CPU")
-        native.library()
-        if kernels == "auto":
-            try_out(policy)
-    except LmgymError as error:
-        if kernels == "auto":
-            return False, str(error)
-        raise LmgymError(f"policy.kernels: native ones cannot be used: {error}; write kernels: torch") from error
-    return True, ""
+def native_where(policy: Policy, wanted: Kernels) -> tuple[bool, str]:
+    """`kernel_choice.chosen` for sampling."""
+    made_for = "layers like Llama's that sample in bf16 on a CPU"
+    return chosen(policy, "kernels", wanted, made_for, serves, native.library, try_out)
 
 
 def serves(policy: Policy) -> bool:

@@ -6,7 +6,7 @@ not be much further from the first than torch is."""
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from lmgym.models import lora
 from lmgym.models.attention import packed
 from lmgym.models.attention.cpu import BlockGroups
 from lmgym.models.families import LIKE_LLAMA, trunk_of
+from lmgym.models.kernel_choice import Kernels, chosen
 from lmgym.models.kernels import onednn_linear, training
 from lmgym.models.kernels.fused_head import FusedHead
 from lmgym.models.kernels.fused_layers import is_known
@@ -28,24 +29,10 @@ WORDS = 1024  # of the head, at most
 FACTOR = 2.0  # of the kernels' distance to fp32 over torch's
 
 
-def trains_native_where(policy: Policy, kernels: Literal["auto", "torch", "native"]) -> tuple[bool, str]:
-    """Whether a policy scores and trains with native kernels, and if not, why they were not taken where they would
-    serve. "native" is not tried; it raises LmgymError where there are none.
-
-    Example: trains_native_where(policy, "auto") -> (False, "there is no C++ compiler (g++)")"""
-    if kernels == "torch" or (kernels == "auto" and not serves(policy)):
-        return False, ""
-    try:
-        if not serves(policy):
-            raise LmgymError("they are for layers like Llama's that train in bf16 on a CPU, with weights in fp32")
-        training.library()
-        if kernels == "auto":
-            try_out(policy)
-    except LmgymError as error:
-        if kernels == "auto":
-            return False, str(error)
-        raise LmgymError(f"policy.update_kernels: native ones cannot be used: {error}; write torch") from error
-    return True, ""
+def trains_native_where(policy: Policy, wanted: Kernels) -> tuple[bool, str]:
+    """`kernel_choice.chosen` for scoring and updates."""
+    made_for = "layers like Llama's that train in bf16 on a CPU, with weights in fp32"
+    return chosen(policy, "update_kernels", wanted, made_for, serves, training.library, try_out)
 
 
 def serves(policy: Policy) -> bool:

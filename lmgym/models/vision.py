@@ -245,12 +245,3 @@ def ids_between(processor: Any, ids: list[int], around: str) -> list[int]:
             "parts (do_pan_and_scan in preprocessor_config.json, which must be false), or transformers has changed"
         )
     return ids[count : len(ids) - count]
-
-
-def piece_count(policy_or_processor: Any, image: Any) -> int:
-    """How many pieces a picture (RGB) has for a model: the vectors that stand for it in the language model's input.
-    Example: piece_count(policy, image) -> 64"""
-    vision = getattr(policy_or_processor, "vision", None)
-    processor = policy_or_processor if vision is None else vision.processor
-    ids, _ = processed(processor, image)
-    return ids.count(placeholder_of(processor))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import re
 import shutil
 import signal
@@ -26,6 +27,7 @@ from lmgym.envs.vector import EnvFailure, InProcess
 from lmgym.inference.base import Completion, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
+from lmgym.processes.keeper import Outcome, Program
 from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect
 from lmgym.text.chat import decode
@@ -548,3 +550,11 @@ def test_the_official_client_of_anthropic(tmp_path: Path) -> None:
     assert [len(row) for row in rows] == [3, 1]
     assert written(rows[0][1:2]).startswith("\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>user\nWell?<|im_end|>")
     assert json.loads((tmp_path / "note").read_text()) == [counted(episode, number) for number in range(4)]
+
+
+def test_a_program_that_is_ended_before_it_begins_counts_as_killed() -> None:
+    """The owner's end of the pipe is closed while the keeper still imports, so it starts nothing, or kills it."""
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    Program(command, dict(os.environ), b"", output=2**20, ended=outcomes.put).end()
+    assert outcomes.get(timeout=60).status == 128 + signal.SIGKILL

@@ -29,7 +29,7 @@ from lmgym.training import setup
 from lmgym.training.machine import Machine, choose_machine
 from tests import models, rounding, runs
 
-# Not skipped where there is a compiler and it fails: then decoding.cpp is wrong.
+# Where there is a compiler that fails, these tests run and fail: decoding.cpp is wrong then.
 HERE = shutil.which(os.environ.get("CXX") or "g++") is not None and onednn_linear.available()
 pytestmark = pytest.mark.skipif(not HERE, reason="no C++ compiler, or no bf16 products on this processor")
 EPS, EPS32 = torch.finfo(torch.bfloat16).eps, torch.finfo(torch.float32).eps

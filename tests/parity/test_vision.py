@@ -26,7 +26,15 @@ from lmgym.models.load import PolicySection, load_policy, read_model_info
 from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.policy import Policy
 from lmgym.models.shapes import shapes_of
-from lmgym.models.vision import FAMILIES, ids_between, make_processor, picture_tokens, piece_count, vision_names
+from lmgym.models.vision import (
+    FAMILIES,
+    ids_between,
+    make_processor,
+    picture_tokens,
+    placeholder_of,
+    processed,
+    vision_names,
+)
 from lmgym.pictures.ids import is_piece, picture_of, piece_ids
 from lmgym.text.chat import prompt_ids
 from lmgym.text.pictures import read_pictures
@@ -354,7 +362,7 @@ def test_an_older_transformers_is_told_apart(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_smolvlm_needs_no_library_of_its_own() -> None:
-    """Its processor wants num2words, for videos; a picture stands in a prompt as one of Idefics3."""
+    """Without num2words, which its processor needs for videos only. Pictures are read as Idefics3 reads them."""
     policy = policy_of("smolvlm")
     other = policy_of("idefics3")
     assert [shown(policy, number) for number in range(3)] == [shown(other, number) for number in range(3)]
@@ -390,11 +398,13 @@ def test_the_proof_at_load_has_pictures(family: str) -> None:
 def test_ids_of_pictures(family: str) -> None:
     policy = policy_of(family)
     drawn, digests = pictures()
+    assert policy.vision is not None
     for number, digest in enumerate(digests):
         ids = shown(policy, number)
         pieces = [id for id in ids if is_piece(id)]
         assert pieces == piece_ids(digest, len(pieces))
-        assert piece_count(policy, drawn.open(digest)) == len(pieces)
+        processor = policy.vision.processor
+        assert processed(processor, drawn.open(digest))[0].count(placeholder_of(processor)) == len(pieces)
         assert picture_of(pieces[-1]) == (digest[:10], len(pieces) - 1)
         assert not set(policy.never) & set(ids)
 

@@ -119,10 +119,10 @@ def schema(function: Callable[..., Any]) -> dict[str, Any]:
 def begin_call(
     call: Call | Unreadable, tools: Mapping[str, Tool], example: Example, max_result_chars: int
 ) -> Answer | Coroutine[Any, Any, Answer]:
-    """Make a call. The answer is its result (text as it is, anything else as JSON) or {"error": ...}, in at most
-    `max_result_chars` characters. No mistake of the model or the tool raises; only ToolLost does. For a tool that is a
-    coroutine function, or returns another awaitable, the answer is to be awaited, so that several calls can wait
-    together.
+    """Make a call. The answer is its result (text as it is, with its pictures; a picture of Pillow's; anything else as
+    JSON) or {"error": ...}, in at most `max_result_chars` characters, of which each picture is one. No mistake of the
+    model or the tool raises; only ToolLost does. For a tool that is a coroutine function, or returns another awaitable,
+    the answer is to be awaited, so that several calls can wait together.
 
     Example:
         >>> begin_call(Call("sqrt", {}), {"python": tool("python")}, example, 1000).text
