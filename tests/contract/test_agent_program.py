@@ -2,7 +2,6 @@
 
 import json
 import os
-import queue
 import re
 import shutil
 import signal
@@ -27,7 +26,6 @@ from lmgym.envs.vector import EnvFailure, InProcess
 from lmgym.inference.base import Completion, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
-from lmgym.processes.keeper import Outcome, Program
 from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect
 from lmgym.text.chat import decode
@@ -553,8 +551,13 @@ def test_the_official_client_of_anthropic(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_ended_before_it_begins_counts_as_killed() -> None:
-    """The owner's end of the pipe is closed while the keeper still imports, so it starts nothing, or kills it."""
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    Program(command, dict(os.environ), b"", output=2**20, ended=outcomes.put).end()
-    assert outcomes.get(timeout=60).status == 128 + signal.SIGKILL
+    """The owner is gone before the keeper starts anything; the watch's thread is given time to see it."""
+    code = (
+        "import os, threading, time; from lmgym.processes import keeper\n"
+        "usual = threading.Thread.start\n"
+        "threading.Thread.start = lambda thread: (usual(thread), time.sleep(1))\n"
+        "near, far = os.pipe(); os.close(far)\n"
+        "keeper.tend(near, [lambda folder: exit('started')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, timeout=60)
+    assert done.returncode == 128 + signal.SIGKILL
