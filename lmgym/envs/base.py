@@ -17,6 +17,8 @@ class Branch:
     number `turn` (0 is the first): their tokens stay as they are, and only the others are new. Without a turn, all are.
     Where the newest turn goes on, so does its row; else a row begins, in which all earlier tokens are prompt. `stop`
     and `template` replace those of the opening. `bare`: the one message is a prompt without chat template.
+    `sampling_seed`: the turn's random numbers are a function of it and the episode; without it, of the turn's number
+    and the episode.
 
     Example: Branch(turn=0, covered=2)"""
 
@@ -25,6 +27,7 @@ class Branch:
     stop: tuple[str, ...] = ()
     template: Mapping[str, Any] = field(default_factory=dict)
     bare: bool = False
+    sampling_seed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Env(Protocol):
 
     Besides the two methods it may have
     - `stop: tuple[str, ...]`, strings that end each turn of the policy, in addition to those of the recipe;
+    - `sampling_seed: tuple[int, ...]`, that of the first turn after `reset` (see `Branch.sampling_seed`);
     - `demonstrate() -> str`, the answer that a supervised stage imitates now;
     - `close()`, called at the end of the episode;
     - `hear(turn)`, called before each step (in the training process only) with what is `Heard` of the turn's tokens;

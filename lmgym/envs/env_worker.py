@@ -61,11 +61,13 @@ def from_json(answer: Mapping[str, Any]) -> Any:
         raise LmgymError(value)
     if kind == "Opening":
         prompt = with_recipe_spans(value["prompt"], answer["recipe_spans"])
-        tuples = {"stop": tuple(value["stop"]), "learners": tuple(value["learners"])}
+        tuples = {name: tuple(value[name]) for name in ("stop", "learners", "sampling_seed")}
         return Opening(**{**value, **tuples, "prompt": prompt})
     if kind == "Step":  # keys of JSON are texts
         others = {int(player): reward for player, reward in value["others"].items()}
-        branch = value["branch"] and Branch(**{**value["branch"], "stop": tuple(value["branch"]["stop"])})
+        branch = value["branch"] and Branch(
+            **{**value["branch"], **{name: tuple(value["branch"][name]) for name in ("stop", "sampling_seed")}}
+        )
         value = {
             **value,
             "others": others,

@@ -129,7 +129,7 @@ class AgentProgram(Section):
             step = await self._go_on()
         if step.branch is None:
             raise RuntimeError("the program ended without a request to the policy")
-        self.template, self.stop = step.branch.template, step.branch.stop
+        self.template, self.stop, self.sampling_seed = step.branch.template, step.branch.stop, step.branch.sampling_seed
         return BarePrompt(step.messages[0]["content"]) if step.branch.bare else list(step.messages)
 
     def _start(self) -> Start:
@@ -200,7 +200,7 @@ class AgentProgram(Section):
         """The request as a step of the environment."""
         if self._tree.count >= self.max_turns:
             return Step(truncated=True)
-        return step_of(request, self._tree, self.tool_prompt)
+        return step_of(request, self._tree, self.tool_prompt, choice=len(self._answer.replies))
 
     def _earned(self, outcome: Outcome) -> float:
         """The reward that the program has printed. Raises RuntimeError for a program that failed."""

@@ -13,16 +13,17 @@ from lmgym.gateway.wire import ChatRequest, Refused, Reply, Said
 from lmgym.types import Message, RecipeText
 
 
-def step_of(request: ChatRequest, tree: Tree, tool_prompt: str = "template") -> Step:
-    """The request as a step of an environment, which goes on where the session's tree says. Raises Refused for calls of
-    tools that are not this session's, but with the tool prompt `system`.
+def step_of(request: ChatRequest, tree: Tree, tool_prompt: str = "template", choice: int = 0) -> Step:
+    """The request, for the answer of this number, as a step of an environment, which goes on where the session's tree
+    says. Raises Refused for calls of tools that are not this session's, but with the tool prompt `system`.
 
     Example: step_of(ChatRequest((Said("user", "2+2="),)), Tree()).branch -> Branch()"""
     place, said = tree.place(request), tree.messages(request, writer(tool_prompt))
     messages, template = with_tools(said, request, tool_prompt)
     covered = place.covered + (len(messages) - len(said) if place.turn is not None else 0)
     forks = tree.count > 0 and place.turn != tree.count - 1
-    branch = Branch(place.turn, covered, request.stop, template, request.bare)
+    seed = () if request.seed is None else (request.seed, choice)
+    branch = Branch(place.turn, covered, request.stop, template, request.bare, seed)
     return Step(messages, branch=branch, info={"forks": float(forks)})
 
 

@@ -27,8 +27,8 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class Opening:
-    """The start of an episode: the first prompt, the strings that end the policy's turns, and keyword arguments of the
-    chat template (`tools`).
+    """The start of an episode: the first prompt, the strings that end the policy's turns, keyword arguments of the
+    chat template (`tools`), and the seed of the first turn, if it is given (`Branch.sampling_seed`).
 
     Example: Opening("You hold 17; the dealer shows 6.")"""
 
@@ -38,6 +38,7 @@ class Opening:
     players: int = 1
     player: int = 0  # the one who begins
     learners: tuple[int, ...] = (0,)  # players whose turns train
+    sampling_seed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,8 @@ def opening_of(env: Env, prompt: Any) -> Opening:
     stop, template = tuple(getattr(env, "stop", ())), dict(getattr(env, "template", {}))
     players = getattr(env, "players", 1)
     learners = tuple(getattr(env, "learners", range(players)))
-    return Opening(prompt, stop, template, players, getattr(env, "first", 0), learners)
+    first, seed = getattr(env, "first", 0), tuple(getattr(env, "sampling_seed", ()))
+    return Opening(prompt, stop, template, players, first, learners, seed)
 
 
 def demonstrate_step(env: Any) -> Any:

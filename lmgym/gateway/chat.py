@@ -23,6 +23,7 @@ from lmgym.gateway.wire import (
     list_of,
     read_choices,
     read_conversation,
+    read_seed,
     read_stops,
     read_switch,
 )
@@ -37,7 +38,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "modalities": (["text"],),
 }
-KNOWN = ("messages", "tools", "stop", "n", "logprobs", "stream", "stream_options", *NO_EFFECT)
+KNOWN = ("messages", "tools", "stop", "n", "seed", "logprobs", "stream", "stream_options", *NO_EFFECT)
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -56,6 +57,7 @@ def read_request(tree: Any, ignored: Collection[str] = ()) -> ChatRequest:
         read_switch(given, "stream"),
         read_switch(given, "logprobs"),
         wants_usage(given.get("stream_options", {})),
+        seed=read_seed(given),
     )
 
 

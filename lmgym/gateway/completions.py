@@ -20,6 +20,7 @@ from lmgym.gateway.wire import (
     event,
     fields_of,
     read_choices,
+    read_seed,
     read_stops,
     read_switch,
 )
@@ -31,7 +32,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "logprobs": (0,),  # the sampled tokens alone
 }
-KNOWN = ("prompt", "stop", "n", "stream", "stream_options", "model", "user")
+KNOWN = ("prompt", "stop", "n", "seed", "stream", "stream_options", "model", "user")
 
 
 def read_completion(tree: Any, ignored: Collection[str] = ()) -> ChatRequest:
@@ -56,6 +57,7 @@ def read_completion(tree: Any, ignored: Collection[str] = ()) -> ChatRequest:
         logprobs="logprobs" in given,
         usage=wants_usage(given.get("stream_options", {})),
         bare=True,
+        seed=read_seed(given),
     )
 
 

@@ -14,7 +14,7 @@ from lmgym.core.validation import check_text
 MOST_CHARACTERS = 1_000_000  # of all messages of a request
 MOST_MESSAGES, MOST_TOOLS, MOST_STOPS, MOST_CHOICES = 10_000, 128, 16, 128
 DEEPEST = 64  # lists and objects in each other
-# On these the recipe decides; the environment may say to ignore them.
+# What is sampled hangs on these. On all but `seed` the recipe decides; the environment may say to ignore them.
 SAMPLING = (
     *("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "seed"),
     *("presence_penalty", "frequency_penalty"),
@@ -56,6 +56,7 @@ class ChatRequest:
     logprobs: bool = False
     usage: bool = False  # the stream ends with the count of tokens
     bare: bool = False  # the only message is a prompt that no chat template writes
+    seed: int | None = None  # of its random numbers: asked again, it gets the same answer
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,14 @@ def read_choices(choices: Any) -> int:
     if type(choices) is not int or not 1 <= choices <= MOST_CHOICES:
         raise Refused(f"'n' must be a number from 1 to {MOST_CHOICES}, not {represent(choices)}")
     return choices
+
+
+def read_seed(given: Mapping[str, Any]) -> int | None:
+    """The request's seed, if it has one. Raises Refused for what is no whole number of 64 bits."""
+    seed = given.get("seed")
+    if seed is not None and (type(seed) is not int or not -(2**63) <= seed < 2**63):
+        raise Refused(f"'seed' must be a whole number of 64 bits, not {represent(seed)}")
+    return seed
 
 
 def read_switch(given: Mapping[str, Any], name: str) -> bool:

@@ -37,6 +37,7 @@ class PlayerState:
     message: str = ""  # the beginning of the message that the policy is writing
     restarted: bool = False  # the next turn begins a new row
     bare: bool = False  # the conversation has begun with a BarePrompt, so nothing of it goes through the template
+    sampling_seed: tuple[int, ...] = ()  # that the environment gives the next turn
     past: Past = WHOLE
     first: int = 0  # messages of the first prompt
     told: list[Message] = field(default_factory=list)  # as `history`, with what the past has lost
@@ -58,7 +59,8 @@ class PlayerState:
 
     def request(self, one_turn: bool = False) -> Request:
         """The engine's request for the next turn. It names the conversation, so that the engine can reuse its cache."""
-        key = seeds.key(self.key, len(self.episode.turns))
+        drawn = ("seed", *self.sampling_seed) if self.sampling_seed else (len(self.episode.turns),)
+        key = seeds.key(*drawn, parent=self.key)
         if self.actor.decoder_start:
             return Request(self.actor.decoder_ids, key, source_ids=tuple(self.ids), stop=self.stop)
         return Request(tuple(self.ids), key, stop=self.stop, conversation=None if one_turn else self.key)
@@ -137,7 +139,7 @@ class PlayerState:
                 "env.window and env.thoughts out"
             )
         self.stop, self.template = branch.stop, {**self.actor.template, **branch.template}
-        self.bare = branch.bare
+        self.bare, self.sampling_seed = branch.bare, branch.sampling_seed
         if branch.turn is None:
             self.begin(BarePrompt(messages[0]["content"]) if branch.bare else messages, encode)
             return
@@ -251,7 +253,9 @@ def begin_episode(
         own = Episode(episode.example, episode.group, index, version=actor.version) if number else episode
         key = seeds.key(index, number, parent=parent_key) if number else seeds.key(index, parent=parent_key)
         template = {**actor.template, **opening.template}
-        players.append(PlayerState(own, plays, key, opening.stop, template, past=past))
+        players.append(
+            PlayerState(own, plays, key, opening.stop, template, sampling_seed=opening.sampling_seed, past=past)
+        )
     state = EpisodeState(index, players, opening.player)
     state.player.begin(opening.prompt, encode)
     return state

@@ -22,7 +22,7 @@ MOST_KNOWN = 100_000  # answers of which the text is kept, for calls of tools th
 
 class Serving:
     """Answers the requests of a mailbox with an actor. The same requests in the same order get the same answers: random
-    numbers are a function of the seed, the number of the request and the place of the token.
+    numbers are a function of the seed, the number of the request, or its own seed, and the place of the token.
 
     Example: Serving(actor, Sampling(max_new_tokens=64), seed=0).run(mailbox)"""
 
@@ -49,8 +49,9 @@ class Serving:
                 one.answered.set_exception(Refused(str(error)))
         # 2. The answers, all choices of all requests at once.
         requests = [
-            self._request(ids, seeds.key(number, choice, parent=self._key), one.request.stop)
+            self._request(ids, seeds.key(*drawn, choice, parent=self._key), one.request.stop)
             for one, number, ids in prompts
+            for drawn in [(number,) if one.request.seed is None else ("seed", one.request.seed)]
             for choice in range(one.request.choices)
         ]
         completions = iter(self._actor.engine.generate(requests, self._sampling) if requests else [])

@@ -174,6 +174,8 @@ def misuses(task: dict[str, Any]) -> float:
         (400, {"messages": [user("a")], "logprobs": True, "top_logprobs": 3}),
         (400, {"messages": [user("a")], "best_of": 2}),
         (400, {"messages": [user("a")], "n": 0}),
+        (400, {"messages": [user("a")], "seed": 0.5}),
+        (400, {"messages": [user("a")], "seed": 2**63}),
         (400, {"messages": [user("a"), {"role": "assistant", "content": "b"}]}),
         (400, {"messages": [user("\ud800")]}),
         (400, {"messages": [{"role": "god", "content": "a"}]}),
@@ -200,6 +202,17 @@ def misuses(task: dict[str, Any]) -> float:
     os.environ["OPENAI_BASE_URL"] = other
     answer([user("a")])
     assert seen == [status for status, _ in odd], seen
+    return 1.0
+
+
+def seeds(task: dict[str, Any]) -> float:
+    """With a seed of their own, equal requests get equal answers, whatever was asked between them; choices differ."""
+    asked = [user("a")]
+    first = answer(asked, seed=5)
+    other, free, again = answer(asked, seed=-6), answer(asked), answer(asked, seed=5)
+    both = ask([user("b")], seed=5, n=2)["choices"]
+    assert first == again and len({one["content"] for one in (first, other, free)}) == 3
+    assert both[0]["message"] != both[1]["message"] and ask([user("b")], seed=5)["choices"][0] == both[0]
     return 1.0
 
 

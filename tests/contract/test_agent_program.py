@@ -316,6 +316,14 @@ def test_a_program_may_see_the_log_probabilities(tmp_path: Path) -> None:
         assert "".join(text for text, _ in seen) == decode(policy.tokenizer, turn.action_ids)
 
 
+def test_a_request_with_a_seed_can_be_asked_again() -> None:
+    """Within an episode; another episode that asks with the same seed explores on its own."""
+    episodes = sampled_by_a_model(["seeds"] * 2)[1]
+    assert [episode.error or episode.score for episode in episodes] == [1.0, 1.0]
+    first, second = ([turn.action_ids for turn in episode.turns] for episode in episodes)
+    assert first[0] != second[0]
+
+
 def test_who_is_faster_changes_nothing() -> None:
     """Each program waits for random times; the answers of a session depend on its own requests only."""
     one, other = (sampled_by_a_model(["wanders"] * 4, parallel)[1] for parallel in (1, 16))

@@ -57,6 +57,8 @@ def test_an_answer_is_what_the_engine_samples() -> None:
         ask(variables, "chat/completions", messages=user("a"), n=2, logprobs=True),
         ask(variables, "completions", prompt="a"),
         ask(variables, "messages", messages=user("a"), max_tokens=5, tools=[]),
+        *(ask(variables, "chat/completions", messages=user("a"), seed=3) for _ in range(2)),
+        ask(variables, "completions", prompt="a", seed=3),
     ]
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(variables, "chat/completions", messages=user("a" * 200))
@@ -69,6 +71,7 @@ def test_an_answer_is_what_the_engine_samples() -> None:
     asked = [(1, 0, chat), (1, 1, chat), (2, 0, bare), (3, 0, chat)]
     parent = seeds.key(7, "serve")
     requests = [Request(tuple(ids), seeds.key(number, choice, parent=parent)) for number, choice, ids in asked]
+    requests += [Request(tuple(ids), seeds.key("seed", 3, 0, parent=parent)) for ids in (chat, bare)]
     expected = actor.engine.generate(requests, sampling)
     texts = [decode(policy.tokenizer, one.ids) for one in expected]
     assert [choice["message"]["content"] for choice in said[0]["choices"]] == texts[:2]
@@ -76,6 +79,8 @@ def test_an_answer_is_what_the_engine_samples() -> None:
     assert seen == pytest.approx(expected[0].logprobs[: len(seen)], abs=2e-5) and seen
     assert said[1]["choices"][0]["text"] == texts[2]
     assert "".join(block["text"] for block in said[2]["content"]) == texts[3]
+    assert [one["choices"][0]["message"]["content"] for one in said[3:5]] == [texts[4]] * 2
+    assert said[5]["choices"][0]["text"] == texts[5]
     assert said[0]["usage"]["prompt_tokens"] == len(chat) and said[1]["usage"]["prompt_tokens"] == len(bare)
     assert said[2]["usage"] == {"input_tokens": len(chat), "output_tokens": len(expected[3].ids)}
 
