@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from lmgym.core import seeds
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, warn
 from lmgym.core.progress import doing
 from lmgym.envs.base import Env
 from lmgym.envs.past import WHOLE, Past
 from lmgym.envs.single_turn import SingleTurn
-from lmgym.envs.vector import EnvFailure, Envs, InProcess
+from lmgym.envs.vector import EnvFailure, Envs, InProcess, Opening
 from lmgym.inference.base import Sampling
 from lmgym.rewards.base import Reward, check_size
 from lmgym.rewards.payment import is_judged, pay_reward
@@ -27,6 +27,11 @@ from lmgym.text.chat import decode
 from lmgym.types import Episode, Example, Turn
 
 MOST_FAILURES = 0.9  # share of a rollout's environments; the few that are left would be no fair sample
+BEGUN_DIFFERENTLY = (
+    "an environment has begun two episodes of one example and one seed in different ways. It should be a function of "
+    "the example, the seed and the answers, else no run repeats itself (a program draws with LMGYM_SEED, and puts no "
+    "clock, folder or address into a message)"
+)
 
 
 def collect(
@@ -178,6 +183,7 @@ class RolloutLoop:
         first = [(n, Episode(example, group, n, version=actor.version)) for n, (group, example) in prompts]
         self.waiting, self.live = deque(first), list[EpisodeState]()
         self.learners: dict[int, list[Episode]] = {number: [episode] for number, episode in first}
+        self.openings: dict[int, tuple[Example, Opening]] = {}  # of each seed, the first one
         self.opened: dict[int, float] = {}  # seconds that an environment's beginning took, until its first turn
 
     def begin_waiting(self, limit: int | None) -> None:
@@ -190,11 +196,14 @@ class RolloutLoop:
         self.opened |= {index: self._seconds(index) for index, _ in chosen}
 
         # Give each one its players.
-        for (index, episode), opening in zip(chosen, openings, strict=True):
+        for (index, episode), (_, _, seed), opening in zip(chosen, items, openings, strict=True):
             if isinstance(opening, EnvFailure):
                 episode.error, episode.terminated, episode.selected = opening.message, False, False
                 self.envs.end([index])
                 continue
+            example, other = self.openings.setdefault(seed, (episode.example, opening))
+            if other != opening and example == episode.example:
+                warn(BEGUN_DIFFERENTLY)
             state = begin_episode(index, episode, opening, self.actor, self.episode_key, self.encode, self.past)
             if not self.one_turn and (problem := state.player.too_long()):
                 episode.error, episode.terminated, episode.selected = problem, False, False

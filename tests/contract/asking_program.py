@@ -205,6 +205,12 @@ def misuses(task: dict[str, Any]) -> float:
     return 1.0
 
 
+def tells_the_time(task: dict[str, Any]) -> float:
+    """Asks something else each time."""
+    answer([user(str(time.monotonic_ns()))])
+    return 1.0
+
+
 def seeds(task: dict[str, Any]) -> float:
     """With a seed of their own, equal requests get equal answers, whatever was asked between them; choices differ."""
     asked = [user("a")]

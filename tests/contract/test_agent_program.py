@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from lmgym.inference.base import Completion, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
 from lmgym.rollouts.actor import Actor
-from lmgym.rollouts.rollout import collect
+from lmgym.rollouts.rollout import BEGUN_DIFFERENTLY, collect
 from lmgym.text.chat import decode
 from lmgym.types import Episode, Example
 from tests import models, runs
@@ -314,6 +315,16 @@ def test_a_program_may_see_the_log_probabilities(tmp_path: Path) -> None:
         count = len(turn.action_ids) - (turn.stop == "eos")
         assert [logprob for _, logprob in seen] == turn.logprobs[:count] and count > 0
         assert "".join(text for text, _ in seen) == decode(policy.tokenizer, turn.action_ids)
+
+
+@pytest.mark.parametrize("way", ["tells_the_time", "talk"])
+def test_a_program_that_begins_differently_is_noticed(way: str) -> None:
+    envs, answers = InProcess(lambda: environment(way)), [[[*ids_of("4"), chat.eos_token_id]] * 2] * 2
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        collect([(0, GAME)] * 2, Actor(Script(answers, [chat.eos_token_id]), chat), Sampling(), (0, "t"), envs)
+    envs.close()
+    assert [BEGUN_DIFFERENTLY in str(one.message) for one in said] == [True] * (way == "tells_the_time")
 
 
 def test_a_request_with_a_seed_can_be_asked_again() -> None:
