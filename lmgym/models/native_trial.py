@@ -10,11 +10,11 @@ from lmgym.core.errors import LmgymError
 from lmgym.models import copies, lora
 from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
-from lmgym.models.families import LIKE_LLAMA, trunk_of
+from lmgym.models.families import trunk_of
 from lmgym.models.fast_path import DECODED, trial_batch
 from lmgym.models.kernel_choice import Kernels, chosen
 from lmgym.models.kernels import native, onednn_linear
-from lmgym.models.kernels.fused_layers import FusedLayers, is_known
+from lmgym.models.kernels.fused_layers import FusedLayers, has_known_layers
 from lmgym.models.policy import Policy
 
 
@@ -30,13 +30,7 @@ def serves(policy: Policy) -> bool:
         policy.fast and policy.device.type == "cpu" and policy.compute == torch.bfloat16 and policy.prepacked
     ):
         return False
-    layers = getattr(trunk_of(policy.model), "layers", ())
-    known = (
-        policy.model.config.model_type in LIKE_LLAMA
-        and len(layers) > 0
-        and all(is_known(layer, adapted=True) for layer in layers)
-    )
-    return known and not policy.rules and onednn_linear.available()
+    return has_known_layers(policy.model) and not policy.rules and onednn_linear.available()
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lmgym.models.families import context_length, supports_fast_path
 from lmgym.models.hooks import layers_of
+from lmgym.models.kernels.fused_layers import has_known_layers
 from lmgym.models.load import PolicySection, skeleton, stored_precision
 from lmgym.models.vision import family_of, language_of, vision_names
 
@@ -40,6 +41,7 @@ class Shapes:
     context: int | None
     tried: bool = False  # whether it is fast, a trial decides when its weights are loaded
     frozen: int = 0  # parameters that make features of pictures, and do not train
+    known: bool = False  # layers of which lmgym's own kernels for a CPU are made (kernels/fused_layers.py)
     narrow: bool = False  # a base of adapters that is stored in bf16, and in passes in bf16 is held so
 
     @property
@@ -88,6 +90,7 @@ def shapes_of(section: PolicySection) -> Shapes:
         pair_values=pairs,
         fast=supports_fast_path(model.config) and section.path != "plain",
         context=context_length(model),
+        known=has_known_layers(model),
         narrow=_is_narrow(section),
         frozen=sum(parameter.numel() for name, parameter in model.named_parameters() if name in frozen),
         tried=section.path != "plain" and not (supports_fast_path(model.config) or model.config.is_encoder_decoder),

@@ -16,11 +16,11 @@ from lmgym.core.errors import LmgymError
 from lmgym.models import lora
 from lmgym.models.attention import packed
 from lmgym.models.attention.cpu import BlockGroups
-from lmgym.models.families import LIKE_LLAMA, trunk_of
+from lmgym.models.families import trunk_of
 from lmgym.models.kernel_choice import Kernels, chosen
 from lmgym.models.kernels import onednn_linear, training
 from lmgym.models.kernels.fused_head import FusedHead
-from lmgym.models.kernels.fused_layers import is_known
+from lmgym.models.kernels.fused_layers import has_known_layers
 from lmgym.models.kernels.fused_training import fused
 from lmgym.models.policy import Policy
 
@@ -41,12 +41,9 @@ def serves(policy: Policy) -> bool:
         return False
     if policy.device.type != "cpu" or policy.compute != torch.bfloat16 or not onednn_linear.available():
         return False
-    layers = getattr(trunk_of(policy.model), "layers", ())
-    if policy.model.config.model_type not in LIKE_LLAMA or not len(layers):
-        return False
     precisions = {parameter.dtype for parameter in policy.model.parameters()}  # bf16 below adapters (frozen_base.py)
     known = policy.master == torch.float32 and precisions <= {torch.float32, torch.bfloat16}
-    return known and all(is_known(layer, adapted=True) for layer in layers)
+    return known and has_known_layers(policy.model)
 
 
 def try_out(policy: Policy) -> None:

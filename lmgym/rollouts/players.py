@@ -59,8 +59,9 @@ class PlayerState:
 
     def request(self, one_turn: bool = False) -> Request:
         """The engine's request for the next turn. It names the conversation, so that the engine can reuse its cache."""
-        drawn = ("seed", *self.sampling_seed) if self.sampling_seed else (len(self.episode.turns),)
-        key = seeds.key(*drawn, parent=self.key)
+        key = seeds.key(self.key, len(self.episode.turns))
+        if self.sampling_seed:
+            key = seeds.key("seed", *self.sampling_seed, parent=self.key)
         if self.actor.decoder_start:
             return Request(self.actor.decoder_ids, key, source_ids=tuple(self.ids), stop=self.stop)
         return Request(tuple(self.ids), key, stop=self.stop, conversation=None if one_turn else self.key)

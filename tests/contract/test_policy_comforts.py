@@ -606,12 +606,13 @@ def test_what_is_held_throughout_is_counted_exactly() -> None:
         ({"model": "builtin:tiny"}, 4),
         ({"model": "builtin:tiny"}, 1),
         ({"model": "builtin:tiny", "compute": "bfloat16", "update_kernels": "torch"}, 1),
+        ({"model": "builtin:tiny", "compute": "bfloat16"}, 1),
         ({"model": "builtin:tiny", "lora_rank": 8}, 1),
         ({"model": "builtin:tiny_gpt2"}, 1),
         ({"model": "builtin:tiny_t5"}, 1),
         ({"model": "builtin:tiny_bart"}, 1),
     ],
-    ids=["llama, shared prompts", "llama", "bf16", "lora", "gpt2", "t5", "bart"],
+    ids=["llama, shared prompts", "llama", "bf16", "bf16, own kernels", "lora", "gpt2", "t5", "bart"],
 )
 def test_activations_are_what_autograd_keeps(policy: dict[str, Any], group: int) -> None:
     """Within an eighth, of one pass over 16 rows of 20 and 44 tokens (the last token of a row is not run)."""

@@ -142,7 +142,8 @@ def test_what_does_not_go_with_pictures_is_refused_before_a_step(
 def test_check_names_a_prompt_s_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = runs.write(tmp_path / "eyes.yaml", **EYES)
     main(["check", str(recipe)])
-    said = capsys.readouterr().out
+    said, warned = capsys.readouterr()
+    assert "hold marks of a chat template" not in warned + said  # a picture is none
     assert re.search(r"pictures of the data: 20, \d+ KiB, which the run folder will hold", said)
     assert "pictures of the environment" not in said
     assert re.search(r"⟦picture [0-9a-f]{10}: 16 tokens⟧⟦<fake_token_around_image>⟧How many", " ".join(said.split())), (

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from lmgym.core.errors import LmgymError
@@ -17,6 +18,7 @@ from lmgym.models import lora
 from lmgym.models.attention.cached_rows import CachedRows
 from lmgym.models.attention.packed import Layout
 from lmgym.models.attention.rules import Asked
+from lmgym.models.families import LIKE_LLAMA, trunk_of
 from lmgym.models.kernels import native
 from lmgym.models.kernels.native import Product
 
@@ -47,6 +49,13 @@ def is_known(layer: nn.Module, adapted: bool = False) -> bool:
         and len(attention["q_proj"].weight) <= native.MOST_QUERIES * len(attention["k_proj"].weight)
         and all(number % native.LANES == 0 for part in linear for number in part.weight.shape)
     )
+
+
+def has_known_layers(model: PreTrainedModel) -> bool:
+    """True if all layers of a model, which may have adapters, are `is_known`."""
+    layers = getattr(trunk_of(model), "layers", ())
+    known = model.config.model_type in LIKE_LLAMA and len(layers) > 0
+    return known and all(is_known(layer, adapted=True) for layer in layers)
 
 
 class FusedLayers:

@@ -194,10 +194,15 @@ def draw(
     return tokens, logprobs
 
 
+def compiler_here() -> str | None:
+    """The C++ compiler, if there is one."""
+    return shutil.which(os.environ.get("CXX") or "g++")
+
+
 def compiled(source: Path) -> ctypes.CDLL:
     """The functions of a source file beside this one. Raises LmgymError, with a sentence's end, if they cannot be had
     here."""
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    compiler = compiler_here()
     if compiler is None:
         raise LmgymError("there is no C++ compiler (g++)")
     version, texts = _output([compiler, "--version"], source), [source, *sorted(source.parent.glob("*.h"))]

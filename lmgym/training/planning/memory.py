@@ -21,6 +21,7 @@ from lmgym.training.planning.memory_passes import (
     add_rollout,
     add_update,
     is_narrow,
+    is_native,
     is_rounded,
     largest_pass,
 )
@@ -70,7 +71,8 @@ def estimate(
         add_rollout(found, config, shapes, prompt, answer, min(config.engine.rows, asked), compute, on_cpu)
     largest = largest_pass(config, stage, shapes, prompt, answer, on_cpu, ranks)
     narrow = is_narrow(shapes, compute, parts, on_cpu)
-    add_update(found, config, replace(shapes, narrow=narrow), largest, compute, parts)
+    native = is_native(config.policy.update_kernels, config, shapes, compute, parts, on_cpu)
+    add_update(found, config, replace(shapes, narrow=narrow), largest, compute, parts, native)
     if teacher is not None and stage.algorithm.requirements.divergence is not None:
         rows = min(max(2**24 // teacher.vocabulary, 64), 8192, largest.actions)
         tiles = 4 * TILE * teacher.vocabulary / shapes.vocabulary  # as many rows as in a tile of the policy's logits

@@ -2,13 +2,18 @@
 
 For backward a layer keeps, per token, 4 inner + 6 width + 4 attention numbers (a Llama) or 2 inner + 4 width + 4
 attention (a GPT-2): for two norms, the inputs of linear layers, queries, keys, values and output of attention, and the
-MLP. With activation checkpointing it is the width once, and one layer of the rest at a time."""
+MLP. The kernels for updates (models/kernels/fused_training.py) keep less: two hidden states in fp32, and in bf16
+queries, keys, values, the output of attention, gate and up. With activation checkpointing it is the width once, and one
+layer of the rest at a time."""
 
 from dataclasses import dataclass
 
 from lmgym.config.schema import Config, Stage
 from lmgym.models.device import choose_tokens_per_forward, enough_tokens
+from lmgym.models.kernel_choice import Kernels
+from lmgym.models.kernels import onednn_linear
 from lmgym.models.kernels.fused_logprobs import TILE
+from lmgym.models.kernels.native import compiler_here
 from lmgym.models.shapes import Shapes
 from lmgym.training.planning.memory_table import MASTER, PHASES, Estimate, Phase
 
@@ -34,7 +39,8 @@ def add_rollout(
     found: Estimate, config: Config, shapes: Shapes, prompt: int, answer: int, rows: int, compute: int, on_cpu: bool
 ) -> None:
     """Add the cache of the answers that are decoded side by side, the pass over prompts, and the logits of one step."""
-    number = MASTER if on_cpu and shapes.fast and not shapes.encoder_decoder else compute
+    native = is_native(config.policy.kernels, config, shapes, compute, 1, on_cpu)
+    number = MASTER if on_cpu and shapes.fast and not shapes.encoder_decoder and not native else compute
     length = answer if shapes.encoder_decoder else prompt + answer
     layer = 2 * rows * length * shapes.keys * number
     across = 2 * rows * prompt * shapes.keys * number if shapes.encoder_decoder else 0
@@ -78,11 +84,16 @@ def largest_pass(
     return single if prompts < ranks else max(groups, single, key=lambda one: one.tokens + one.sources)
 
 
-def add_update(found: Estimate, config: Config, shapes: Shapes, largest: Pass, compute: int, parts: int = 1) -> None:
+def add_update(
+    found: Estimate, config: Config, shapes: Shapes, largest: Pass, compute: int, parts: int = 1, native: bool = False
+) -> None:
     """Add one forward pass with its backward pass; without gradients it computes log-probabilities. `parts`: each rank
-    holds one of so many parts of the weights."""
+    holds one of so many parts of the weights. `native`: with the kernels for updates."""
     rows, tokens, sources = largest.rows, largest.tokens, largest.sources
-    decoder = _layer_values(shapes, tokens, largest.attended, largest.pairs, compute)
+    if native:
+        decoder = _kernel_values(shapes, tokens)
+    else:
+        decoder = _layer_values(shapes, tokens, largest.attended, largest.pairs, compute)
     if shapes.encoder_decoder:  # a layer of the decoder also looks across, at the encoded source of each row
         decoder += compute * (2 * shapes.attention * (tokens + sources) + shapes.width * tokens)
         decoder += MASTER * (shapes.norm_values - 1) * shapes.width * tokens
@@ -115,6 +126,15 @@ def is_rounded(config: Config, compute: int, parts: int) -> bool:
 def is_narrow(shapes: Shapes, compute: int, parts: int, on_cpu: bool) -> bool:
     """Whether the base of adapters is held in bf16 (models/frozen_base.py)."""
     return shapes.narrow and shapes.fast and not shapes.encoder_decoder and compute < MASTER and on_cpu and parts == 1
+
+
+def is_native(wanted: Kernels, config: Config, shapes: Shapes, compute: int, parts: int, on_cpu: bool) -> bool:
+    """Whether lmgym's own kernels are used where a recipe says `wanted` of them (`policy.kernels` for sampling,
+    `policy.update_kernels`), as far as it can be known before they are compiled and tried (models/kernel_choice.py)."""
+    policy = config.policy
+    serves = shapes.known and shapes.fast and on_cpu and compute < MASTER and parts == 1 and wanted != "torch"
+    serves = serves and policy.parity != "exact" and policy.attention != "flex" and policy.quantise is None
+    return serves and onednn_linear.available() and compiler_here() is not None
 
 
 def add_put_together(found: Estimate, shapes: Shapes) -> None:
@@ -179,6 +199,13 @@ def _layer_values(shapes: Shapes, tokens: int, attended: int, pairs: int, comput
     kept = MASTER * 2 * norms * shapes.width * tokens + compute * inputs * shapes.width * tokens
     kept += compute * ((4 if shapes.gated else 2) * shapes.inner * tokens + shapes.attention * attended)
     return kept + compute * shapes.pair_values * shapes.heads * pairs
+
+
+def _kernel_values(shapes: Shapes, tokens: int) -> float:
+    """Bytes that a layer keeps for backward where it is one function: two hidden states, their norms' factors and
+    attention's normalisers in fp32, the rest in bf16."""
+    wide = 2 * shapes.width + 2 + shapes.heads
+    return tokens * (MASTER * wide + 2 * (2 * shapes.attention + 2 * shapes.keys + 2 * shapes.inner))
 
 
 def _one_layer(shapes: Shapes, tokens: int, compute: int) -> float:

@@ -13,7 +13,7 @@ from lmgym.text.chat import answer_ids, decoder_answer_ids, has_template, start_
 from lmgym.text.control import control_tokens, split_text
 from lmgym.text.template import NO_TOOLS, ignores_tools, template_pieces
 from lmgym.training.planning.report import Report
-from lmgym.types import BarePrompt, Episode, Example
+from lmgym.types import PICTURE, BarePrompt, Episode, Example
 
 LOOKED_AT = 1000  # examples
 SHOWN = 1200  # characters of a prompt
@@ -59,7 +59,7 @@ def _foreign_marks(examples: Sequence[Example], tokenizer: Any) -> list[str]:
     for example in examples:
         texts = [example.prompt] if isinstance(example.prompt, str) else [one["content"] for one in example.prompt]
         marks = [mark for text in texts for mark in split_text(tokenizer, text, control)[1::2]]
-        if marks := [mark for mark in marks if own is None or mark in own]:
+        if marks := [mark for mark in marks if mark != PICTURE and (own is None or mark in own)]:
             found[example.id] = marks
     if not found:
         return []
