@@ -117,7 +117,8 @@ def logprobs_of_states(
 
         scale = 1.0 if batch.temperature == 0 else 1 / batch.temperature
         if model.trains_native and not entropy and fused_head.serves(hidden, weight, bias_of(model), batch):
-            known = batch.tokens[row, column], *excluded_ids(batch, row, column), scale, 2 * model.head_chunk
+            chunk = max(2 * model.head_chunk, fused_head.LEAST_ROWS)  # logits in bf16 take half of the room
+            known = batch.tokens[row, column], *excluded_ids(batch, row, column), scale, chunk
             head_weight = weight.to(hidden.dtype) if computed is None else computed
             logprobs = FusedHead.apply(hidden, weight, head_weight.detach(), *known, logprob_gradient)  # type: ignore[no-untyped-call]
             return logprobs, logprobs[:0]

@@ -14,7 +14,7 @@ from lmgym.models.families import trunk_of
 from lmgym.models.fast_path import DECODED, trial_batch
 from lmgym.models.kernel_choice import Kernels, chosen
 from lmgym.models.kernels import native, onednn_linear
-from lmgym.models.kernels.fused_layers import FusedLayers, has_known_layers
+from lmgym.models.kernels.fused_layers import FusedLayers
 from lmgym.models.policy import Policy
 
 
@@ -30,7 +30,7 @@ def serves(policy: Policy) -> bool:
         policy.fast and policy.device.type == "cpu" and policy.compute == torch.bfloat16 and policy.prepacked
     ):
         return False
-    return has_known_layers(policy.model) and not policy.rules and onednn_linear.available()
+    return policy.has_known_layers and onednn_linear.available()
 
 
 @torch.no_grad()

@@ -38,6 +38,7 @@ from lmgym.models.families import (
     trunk_of,
 )
 from lmgym.models.kernels import fused_training, onednn_products
+from lmgym.models.kernels.fused_layers import has_known_layers
 from lmgym.models.micro_batches import micro_batches
 from lmgym.models.parity import modules as parity
 from lmgym.models.picture_features import Vision, any_piece
@@ -245,6 +246,11 @@ class Policy:
         return f"products: torch (policy.products: onednn multiplies {times:.1f} times as fast here; other roundings)"
 
     @property
+    def has_known_layers(self) -> bool:
+        """Whether lmgym's own kernels for a CPU are made for all layers."""
+        return not self.rules and has_known_layers(self.model)
+
+    @property
     def kernels_sentence(self) -> str:
         """Which kernels sampling in bf16 uses on a CPU (`policy.kernels`), and why; empty for all other policies."""
         if self.native:
@@ -255,7 +261,8 @@ class Policy:
     def update_kernels_sentence(self) -> str:
         """The same of scoring and updates (`policy.update_kernels`)."""
         if self.trains_native:
-            return "update kernels: native (layers and LM head, compiled for this processor)"
+            parts = "layers and LM head" if self.has_known_layers else "LM head"
+            return f"update kernels: native ({parts}, compiled for this processor)"
         return f"update kernels: torch, because {self.trains_native_unused}" if self.trains_native_unused else ""
 
     @property
@@ -358,7 +365,8 @@ class Policy:
         # An idle pass asks for no state, and runs the model all the same.
         asked = (row, column) if len(row) else (row.new_zeros(1), column.new_zeros(1))
         with ExitStack() as entered:
-            if self.trains_native and self.compute == torch.bfloat16 and self.skeleton is None and not plain:
+            native = self.trains_native and self.compute == torch.bfloat16 and self.skeleton is None and not plain
+            if native and self.has_known_layers:
                 copies = {} if self.rounded is None else self.rounded.copies
                 entered.enter_context(fused_training.fused(trunk_of(self.model).layers, copies))
             if recompute:

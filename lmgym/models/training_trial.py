@@ -1,4 +1,5 @@
-"""Whether a policy scores and trains with kernels/fused_training.py: if the kernels can be had, and agree in a trial.
+"""Whether a policy scores and trains with kernels/fused_training.py and kernels/fused_head.py: if the kernels can be
+had, and agree in a trial. Layers are Llama's alone; a model of another family has its LM head computed by them.
 
 The trial is about the compiler and the processor at hand, so one layer and a part of the LM head are enough. Outputs
 and all gradients of some packed rows are computed three times, in fp32, by torch in bf16, and by the kernels; these may
@@ -16,11 +17,11 @@ from lmgym.core.errors import LmgymError
 from lmgym.models import lora
 from lmgym.models.attention import packed
 from lmgym.models.attention.cpu import BlockGroups
+from lmgym.models.distributions import bias_of, is_plain
 from lmgym.models.families import trunk_of
 from lmgym.models.kernel_choice import Kernels, chosen
 from lmgym.models.kernels import onednn_linear, training
 from lmgym.models.kernels.fused_head import FusedHead
-from lmgym.models.kernels.fused_layers import has_known_layers
 from lmgym.models.kernels.fused_training import fused
 from lmgym.models.policy import Policy
 
@@ -31,24 +32,37 @@ FACTOR = 2.0  # of the kernels' distance to fp32 over torch's
 
 def trains_native_where(policy: Policy, wanted: Kernels) -> tuple[bool, str]:
     """`kernel_choice.chosen` for scoring and updates."""
-    made_for = "layers like Llama's that train in bf16 on a CPU, with weights in fp32"
+    made_for = "layers like Llama's, or a plain LM head, that train in bf16 on a CPU, with weights in fp32"
     return chosen(policy, "update_kernels", wanted, made_for, serves, training.library, try_out)
 
 
 def serves(policy: Policy) -> bool:
     """True if the native kernels are made for such a policy on such a device."""
-    if policy.exact or policy.skeleton is not None or policy.rules or not policy.fast or policy.flex:
+    if policy.exact or policy.skeleton is not None or policy.encoder_decoder or not policy.fast or policy.flex:
         return False
     if policy.device.type != "cpu" or policy.compute != torch.bfloat16 or not onednn_linear.available():
         return False
     precisions = {parameter.dtype for parameter in policy.model.parameters()}  # bf16 below adapters (frozen_base.py)
     known = policy.master == torch.float32 and precisions <= {torch.float32, torch.bfloat16}
-    return known and has_known_layers(policy.model)
+    return known and (policy.has_known_layers or has_plain_head(policy))
+
+
+def has_plain_head(policy: Policy) -> bool:
+    """True if the LM head is a plain linear map, of a size that the kernels know."""
+    head: Any = policy.model.get_output_embeddings()
+    plain = policy.own_head is None and is_plain(head) and bias_of(policy) is None
+    return plain and all(number % training.SIDE == 0 for number in head.weight.shape)
 
 
 def try_out(policy: Policy) -> None:
-    """Raise LmgymError if a layer or the head computes something else with the kernels than with torch."""
-    for what, ways in {"layer": _layer_ways(policy.model), "LM head": _head_ways(policy.model)}.items():
+    """Raise LmgymError if a layer or the head computes something else with the kernels than with torch, or if the
+    kernels have neither for this policy."""
+    tried = {"layer": _layer_ways(policy.model)} if policy.has_known_layers else {}
+    if has_plain_head(policy) and training.has_products():
+        tried["LM head"] = _head_ways(policy.model)
+    if not tried:
+        raise LmgymError("of this family they have the LM head alone, and that on processors with AMX")
+    for what, ways in tried.items():
         exact, torchs, ours = ({name: one.double() for name, one in way().items()} for way in ways)
         for name, expected in exact.items():
             far, bound = float((ours[name] - expected).norm()), FACTOR * float((torchs[name] - expected).norm())
@@ -99,9 +113,6 @@ def _layer_ways(model: PreTrainedModel) -> tuple[Way, Way, Way]:
 def _head_ways(model: Any) -> tuple[Way, Way, Way]:
     """Log-probabilities and gradients of a part of the head."""
     words = model.get_output_embeddings().weight.detach()[:WORDS].bfloat16()
-    words = words[: len(words) // training.SIDE * training.SIDE]
-    if not training.has_products() or words.shape[1] % training.SIDE or not len(words):
-        return (dict, dict, dict)  # then it is torch's
     draw, rows = torch.Generator().manual_seed(0), 40
     states = torch.randn(rows, words.shape[1], generator=draw).bfloat16()
     targets = torch.randint(len(words), (rows,), generator=draw)

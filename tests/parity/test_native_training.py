@@ -23,6 +23,7 @@ from lmgym.models.attention import segments
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.tree import BlockTree
 from lmgym.models.families import LIKE_LLAMA
+from lmgym.models.fast_path import route_of
 from lmgym.models.kernels import fused_head, fused_training, onednn_linear, training
 from lmgym.models.policy import Policy
 from lmgym.models.prefix_trees import PrefixTree
@@ -49,7 +50,8 @@ def policy_of(family: str, used: bool = True, vocabulary: int = 320, **fields: i
     """Two layers with heads of 32, two queries a key head, biases where the family may have them."""
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     shape |= {"head_dim": 32, "intermediate_size": 96, "max_position_embeddings": 256, **fields}
-    shape |= {"attention_bias": True, "mlp_bias": True} if family == "llama" else {"sliding_window": None}
+    shape |= {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
+    shape["sliding_window"] = 64 if family == "gemma3_text" else None
     config = AutoConfig.for_model(family, vocab_size=vocabulary, eos_token_id=models.EOS, pad_token_id=0, **shape)
     model = models.sharpen(AutoModelForCausalLM.from_config(config), 0.12)
     policy = Policy(model, models.tokenizer(), torch.bfloat16)
@@ -176,6 +178,23 @@ def test_gradients_are_as_near_to_fp32_as_torchs(family: str, vocabulary: int, k
         assert float((native_one - right).norm()) <= 2 * float((usual - right).norm()), name
 
 
+@pytest.mark.skipif(not (HERE and training.has_products()), reason="no products in tiles (AMX) on this processor")
+@pytest.mark.parametrize("family", ["gemma3_text", "phi3", "gpt_neox"])
+def test_the_head_of_another_family_is_as_near_to_fp32_as_torchs(family: str) -> None:
+    """Its layers are torch's: the gradients that come back to them are compared as well."""
+    policy, batch = policy_of(family), batch_of()
+    ours = policy.but(**vars(route_of(policy.but(compute=torch.float32, rounded=None, trains_native=False))))
+    assert training_trial.trains_native_where(ours, "auto") == (True, "")
+    assert ours.update_kernels_sentence.startswith("update kernels: native (LM head,")
+    exact = gradients(in_fp32(ours), batch)
+    torchs, found = (gradients(policy, batch) for policy in (ours.but(trains_native=False), ours))
+    assert not torch.equal(torchs[0], found[0])
+    names = ["logprobs", *exact[1]]
+    for name, *three in zip(names, *([one[0], *one[1].values()] for one in (exact, torchs, found)), strict=True):
+        right, usual, native_one = (one.double() for one in three)
+        assert float((native_one - right).norm()) <= 2 * float((usual - right).norm()), name
+
+
 def test_what_cannot_be_sampled_has_no_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     """Temperature, stop ids that were excluded, and ids that are never sampled, as in the usual head."""
     batch = batch_of()
@@ -259,7 +278,7 @@ def test_without_a_compiler_torch_serves_and_a_sentence_says_so(monkeypatch: pyt
     policy = policy_of("llama")
     for other in (policy.but(compute=torch.float32), policy.but(exact=True), policy.but(flex=True)):
         assert training_trial.trains_native_where(other, "auto") == (False, "")
-        with pytest.raises(LmgymError, match="layers like Llama's that train in bf16 on a CPU"):
+        with pytest.raises(LmgymError, match="layers like Llama's, or a plain LM head, that train in bf16 on a CPU"):
             training_trial.trains_native_where(other, "native")
     training.library.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -12,6 +12,7 @@ from lmgym.config.schema import Config, Stage
 from lmgym.models.device import choose_tokens_per_forward, enough_tokens
 from lmgym.models.kernel_choice import Kernels
 from lmgym.models.kernels import onednn_linear
+from lmgym.models.kernels.fused_head import LEAST_ROWS
 from lmgym.models.kernels.fused_logprobs import TILE
 from lmgym.models.kernels.native import compiler_here
 from lmgym.models.shapes import Shapes
@@ -108,8 +109,10 @@ def add_update(
     if compute < MASTER and config.policy.quantise is None and not shapes.narrow:
         _add_lower_precision(found, config, shapes, compute, parts)
     if shapes.fast:
-        chunk = min(max(2**24 // shapes.vocabulary, 64), 8192, largest.actions)
-        head = chunk * shapes.vocabulary * compute + 4 * TILE * MASTER
+        chunk = min(max(2**24 // shapes.vocabulary, 64), 8192)
+        if compute < MASTER:  # perhaps by the kernels for updates
+            chunk = max(2 * chunk, LEAST_ROWS)
+        head = min(chunk, largest.actions) * shapes.vocabulary * compute + 4 * TILE * MASTER
         found.add("LM head", head + 2 * largest.actions * shapes.width * compute, "score", "update")
     else:  # the model's own logits of every token, and those of the actions
         head = (compute * tokens + 2 * MASTER * largest.actions) * shapes.vocabulary
