@@ -11,9 +11,13 @@ from nbclient import NotebookClient
 SECONDS = 300  # that a cell may take; on a busy machine a cell of ten seconds takes a minute
 
 
-def executed(notebook: Path) -> nbformat.NotebookNode:
+def read(notebook: Path) -> nbformat.NotebookNode:
+    """The cells of a notebook, not executed."""
+    return nbformat.read(notebook, as_version=4)
+
+
+def executed(content: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook with its outputs. Raises CellExecutionError, which shows the cell and its error, if a cell fails."""
-    content = nbformat.read(notebook, as_version=4)
     environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # whatever the caller's is
     return NotebookClient(content, timeout=SECONDS, kernel_name="python3").execute(env=environment)
 
@@ -21,7 +25,7 @@ def executed(notebook: Path) -> nbformat.NotebookNode:
 def as_markdown(notebook: Path, pictures: Path) -> str:
     """Execute a notebook and return its page; its pictures are written to the folder `pictures`."""
     parts = []
-    for place, cell in enumerate(executed(notebook).cells):
+    for place, cell in enumerate(executed(read(notebook)).cells):
         if cell.cell_type == "markdown":
             parts.append(cell.source)
             continue
@@ -52,7 +56,7 @@ def main() -> None:
     """Run all notebooks and print the name of each."""
     for notebook in sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb")):
         print(notebook.name, flush=True)
-        executed(notebook)
+        executed(read(notebook))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,9 @@
 
 Zensical wants all pages in one folder and all links inside of it. So each page is copied to build/site_pages with its
 links rewritten: to another page, or to the source file on the code host, whose address is `repo_url` in mkdocs.yml.
-While there is none, the source file becomes a page of the site. With --source-lines N it shows no more than its first N
-lines: most pages are of source files, and most of the time that the site takes is theirs.
+While there is none, the source file becomes a page of the site.
 """
 
-import argparse
-import ast
 import re
 import shutil
 import sys
@@ -16,7 +13,7 @@ from posixpath import relpath
 
 import yaml
 
-from docs.site import api, notebooks
+from docs.site import api, notebooks, sources
 from docs.site.formulas import with_formulas
 
 ROOT = Path(__file__).parents[2]
@@ -30,8 +27,6 @@ PAGES = {
 }  # and all of docs/, under its own name
 START = "README.md"  # the front page of the code host, in whose place the site has a start page of its own
 UNSEARCHED = ("changelog.md", "log.md", "log/")  # long, and about the past: they would hide the guides
-SOURCES = "source"
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "text"}  # a long schema
 # Code comes first, so that a link inside of it is left alone.
 CODE = r"^```.*?^```$|(?<=\n\n)(?: {4}[^\n]*\n)+|``[^\n]+?``|`[^`\n]+`"
 LINK = re.compile(CODE + r"|\]\((?P<target>[^)\s]+)\)", re.M | re.S)
@@ -54,8 +49,8 @@ def page_of(path: str) -> str | None:
     return inside.removesuffix(".ipynb") + ".md" if path.endswith(".ipynb") else None
 
 
-def rewritten(text: str, path: str, repo_url: str, sources: set[str]) -> str:
-    """The page `path` with links that work on the site; adds to `sources` the files that must become pages for that.
+def rewritten(text: str, path: str, repo_url: str, linked: set[str]) -> str:
+    """The page `path` with links that work on the site; adds to `linked` the files that must become pages for that.
 
     A link to a file that does not exist stays as it is: the strict build names it.
     """
@@ -73,35 +68,11 @@ def rewritten(text: str, path: str, repo_url: str, sources: set[str]) -> str:
             kind = "tree" if (ROOT / wanted).is_dir() else "blob"
             return f"]({repo_url.rstrip('/')}/{kind}/main/{wanted}{hash_}{anchor})"
         if new is None:
-            sources.add(wanted)
-            new = source_page(wanted)
-        return f"]({relpath(new, PurePosixPath(page_of(path) or source_page(path)).parent)}{hash_}{anchor})"
+            linked.add(wanted)
+            new = sources.place(wanted, folder=(ROOT / wanted).is_dir())
+        return f"]({relpath(new, PurePosixPath(str(page_of(path))).parent)}{hash_}{anchor})"
 
     return LINK.sub(link, text)
-
-
-def source_page(path: str) -> str:
-    """Where a source file or a folder is shown on the site."""
-    return f"{SOURCES}/{path}/index.md" if (ROOT / path).is_dir() else f"{SOURCES}/{path}.md"
-
-
-def source_text(path: str, lines: int | None = None) -> str:
-    """A source file as a page (its first `lines`; all: None), or a folder as a list of its files with the first line of
-    each docstring."""
-    head = f"---\ntitle: {path}\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n\n# {path}\n\n"
-    if (ROOT / path).is_dir():
-        files = sorted(file for file in (ROOT / path).iterdir() if file.suffix in LANGUAGES)
-        return head + "\n".join(f"* [{file.name}]({file.name}.md): {summary(file)}" for file in files) + "\n"
-    text = "\n".join((ROOT / path).read_text(encoding="utf-8").split("\n")[:lines])
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return f"{head}{fence} {{.{LANGUAGES.get(Path(path).suffix, 'text')}}}\n{text.rstrip()}\n{fence}\n"
-
-
-def summary(file: Path) -> str:
-    """The first line of a Python file's docstring; of another file its name."""
-    if file.suffix != ".py":
-        return file.suffix.removeprefix(".").upper()
-    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "no docstring").split("\n")[0]
 
 
 def finished(page: str, text: str) -> str:
@@ -134,7 +105,7 @@ def write(page: str, text: str) -> None:
     (OUT / page).write_text(text, encoding="utf-8")
 
 
-def main(source_lines: int | None = None) -> None:
+def main() -> None:
     """Write all pages to build/site_pages."""
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     shutil.rmtree(OUT, ignore_errors=True)
@@ -151,20 +122,19 @@ def main(source_lines: int | None = None) -> None:
             (OUT / str(page_of(name))).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, OUT / str(page_of(name)))
     texts |= api.pages()
-    repo_url, sources = settings.get("repo_url", ""), set[str]()
-    pages = {str(page_of(name)): rewritten(text, name, repo_url, sources) for name, text in texts.items()}
+    repo_url, linked = settings.get("repo_url", ""), set[str]()
+    pages = {str(page_of(name)): rewritten(text, name, repo_url, linked) for name, text in texts.items()}
     check_navigation(navigation(settings["nav"]), set(pages))
-    for path in sorted(sources):
+    for path in sorted(linked):
         if (ROOT / path).is_dir():
-            sources |= {f"{path}/{file.name}" for file in (ROOT / path).iterdir() if file.suffix in LANGUAGES}
+            linked |= {f"{path}/{file.name}" for file in sources.files(ROOT / path)}
     pages = {page: finished(page, text) for page, text in pages.items()}
-    pages |= {source_page(path): source_text(path, source_lines) for path in sources}
+    pages |= {sources.place(path, (ROOT / path).is_dir()): sources.page(ROOT, path) for path in linked}
+    pages["source.css"] = sources.style()
     for page, text in pages.items():
         write(page, text)
     shutil.copy(Path(__file__).parent / "style.css", OUT / "style.css")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m docs.site.pages")
-    parser.add_argument("--source-lines", type=int)
-    main(**vars(parser.parse_args()))
+    main()
