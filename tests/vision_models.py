@@ -120,11 +120,13 @@ def tokenizer(family: str) -> PreTrainedTokenizerFast:
     )
 
 
-def model(family: str, seed: int = 0) -> Any:
-    """A random model of a family, with weights so large that a mistake shows."""
+def model(family: str, seed: int = 0, width: int = 16) -> Any:
+    """A random model of a family, with weights so large that a mistake shows; its language model has two heads of half
+    its `width`."""
     words = tokenizer(family)
     ids = words.convert_tokens_to_ids(MARKS[family])
-    text = {**TEXT, "vocab_size": len(words)}
+    text = {**TEXT, "vocab_size": len(words), "hidden_size": width}
+    sections = [width // 8, width // 16, width // 16]  # of a head of M-RoPE: time, row, column
     made: Any
     if family in ("idefics3", "smolvlm"):
         smol = family == "smolvlm"
@@ -146,10 +148,10 @@ def model(family: str, seed: int = 0) -> Any:
     elif family == "qwen2_5_vl":
         tower = {
             "depth": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "patch_size": 4,
-            "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16, "out_hidden_size": 16,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16, "out_hidden_size": width,
             "fullatt_block_indexes": [1],
         }  # fmt: skip
-        rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+        rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
         made = Qwen2_5_VLForConditionalGeneration(
             Qwen2_5_VLConfig(
                 vision_config=tower,
@@ -163,14 +165,14 @@ def model(family: str, seed: int = 0) -> Any:
     elif family == "qwen3_vl":
         tower = {
             "depth": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "patch_size": 4,
-            "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 16, "num_position_embeddings": 16,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": width, "num_position_embeddings": 16,
             "deepstack_visual_indexes": [0, 1],
         }  # fmt: skip
-        rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+        rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections, "mrope_interleaved": True}
         made = Qwen3VLForConditionalGeneration(
             Qwen3VLConfig(
                 vision_config=tower,
-                text_config={**text, "head_dim": 8, "rope_parameters": rope},
+                text_config={**text, "head_dim": width // 2, "rope_parameters": rope},
                 image_token_id=ids[0],
                 video_token_id=ids[1],
                 vision_start_token_id=ids[2],
@@ -178,7 +180,7 @@ def model(family: str, seed: int = 0) -> Any:
             )
         )
     else:
-        window = {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+        window = {"head_dim": width // 2, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
         made = Gemma3ForConditionalGeneration(
             Gemma3Config(
                 vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **TOWER},
@@ -192,9 +194,9 @@ def model(family: str, seed: int = 0) -> Any:
     return models.sharpen(made.eval(), seed=seed)
 
 
-def write(family: str, folder: Path, seed: int = 0) -> Path:
+def write(family: str, folder: Path, seed: int = 0, width: int = 16) -> Path:
     """A model folder as one of the Hub: weights, tokenizer, processor."""
-    model(family, seed).save_pretrained(folder)
+    model(family, seed, width).save_pretrained(folder)
     tokenizer(family).save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(IMAGES[family]))
     (folder / "processor_config.json").write_text(json.dumps(PROCESSORS[family]))

@@ -14,6 +14,9 @@ class SamplerKind(EngineKind):
 
     shares_weights = True
 
+    def check_pictures(self, section: EngineSection, architecture: str) -> None:
+        """It reads those of every architecture."""
+
     def sentence(self, section: EngineSection, unit: int | None, threads: int | None) -> str:
         return f"engine: sampler in this process, {unit_sentence(unit)}{ahead_words(section)}"
 

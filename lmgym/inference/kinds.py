@@ -145,6 +145,13 @@ class EngineKind:
     def check(self, section: EngineSection) -> None:
         """Raise LmgymError for keys that do not go together."""
 
+    def check_pictures(self, section: EngineSection, architecture: str) -> None:
+        """Raise LmgymError if it does not sample from a model of this `architecture` (model_type), which reads
+        pictures."""
+        raise LmgymError(
+            f"engine.name: {section.name} does not read pictures, and a {architecture} does; write name: sampler"
+        )
+
     def check_installed(self, section: EngineSection) -> None:
         """Raise LmgymError if a library is missing."""
 

@@ -407,13 +407,14 @@ def _route(section: PolicySection, policy: Policy, tries: bool) -> Route:
 @dataclass(frozen=True)
 class ModelInfo:
     """Facts from a model's configuration, and its tokenizer: known before any weights are loaded.
-    `processor` is that of pictures, if the model reads them (models/vision.py).
+    `processor` is that of pictures, if the model reads them (models/vision.py); `architecture` is its model_type.
     Example: ModelInfo(encoder_decoder=True, vocabulary=32128, tokenizer=tokenizer)"""
 
     encoder_decoder: bool
     vocabulary: int
     tokenizer: Any
     processor: Any = None
+    architecture: str = ""
 
 
 def read_model_info(section: PolicySection, folder: Path | None = None) -> ModelInfo:
@@ -428,7 +429,8 @@ def read_model_info(section: PolicySection, folder: Path | None = None) -> Model
         words = load_tokenizer(section, folder)
     vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None) or 0
     processor = _processor(section, config, words, folder)
-    return ModelInfo(bool(getattr(config, "is_encoder_decoder", False)), int(vocabulary), words, processor)
+    encodes = bool(getattr(config, "is_encoder_decoder", False))
+    return ModelInfo(encodes, int(vocabulary), words, processor, str(config.model_type))
 
 
 def skeleton(section: PolicySection) -> Any:

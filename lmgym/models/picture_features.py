@@ -92,17 +92,24 @@ class PictureReader:
         """How many pieces a picture has."""
         return self._processed(prefix)[0].count(placeholder_of(self.processor))
 
+    def tokens(self, prefix: str) -> list[int]:
+        """The ids that the processor writes for a picture: marks, and its placeholder for each piece."""
+        return self._processed(prefix)[0]
+
+    def image(self, prefix: str) -> Any:
+        """The picture itself (Pillow, RGB)."""
+        image = self._own.get(prefix)
+        if image is None and self.pictures is None:
+            raise LmgymError(
+                f"a prompt holds the picture {prefix}, and the policy was given no folder of pictures "
+                "(policy.vision.reader.pictures)"
+            )
+        return image if image is not None else self.pictures.open(prefix)  # type: ignore[union-attr]
+
     def _processed(self, prefix: str) -> tuple[list[int], dict[str, Tensor]]:
         found: tuple[list[int], dict[str, Tensor]] | None = self._pixels.get(prefix)
         if found is None:
-            image = self._own.get(prefix)
-            if image is None and self.pictures is None:
-                raise LmgymError(
-                    f"a prompt holds the picture {prefix}, and the policy was given no folder of pictures "
-                    "(policy.vision.reader.pictures)"
-                )
-            image = image if image is not None else self.pictures.open(prefix)  # type: ignore[union-attr]
-            found = processed(self.processor, image)
+            found = processed(self.processor, self.image(prefix))
             self.keep(prefix, found)
         return found
 

@@ -8,7 +8,7 @@ import copy
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -21,29 +21,34 @@ from lmgym.inference import proof
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.completions import Answers, check_request
 from lmgym.inference.vllm.canary import Canary
+from lmgym.inference.vllm.pictures import as_sent, check_read, name_there
 from lmgym.models import lora
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
 SPARE = 16  # tokens that may be as likely as the last one that top_k keeps
 NEVER = -9999.0  # what a server writes for a log-probability of minus infinity, or that is no number
+EXCLUDED = -100.0  # added to a logit; vLLM takes no less
 TEMPERATURE = 0.8  # of the canary: not 1, where log-probabilities of another distribution could look right
 
 
 @dataclass(frozen=True)
 class Query:
-    """What vLLM is asked for: the prompt's ids, and keyword arguments of its SamplingParams.
+    """What vLLM is asked for: the prompt's ids, keyword arguments of its SamplingParams, and the pictures (Pillow, RGB)
+    of the prompt, for each of which the ids have one mark.
 
     Example: Query([5, 6], {"max_tokens": 8, "logprobs": 0})"""
 
     ids: list[int]
     settings: Mapping[str, Any]
+    pictures: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
 class Sampled:
     """What vLLM has sampled: ids, their log-probabilities, for each token the likeliest ones (id and log-probability;
-    about as many as `logprobs` of the query), and the versions of the weights.
+    about as many as `logprobs` of the query), the versions of the weights, and the ids that it has read of a prompt
+    with pictures.
 
     Example: Sampled([7, 2], [-0.5, -0.1], [[], []], {"3"})"""
 
@@ -51,6 +56,7 @@ class Sampled:
     logprobs: list[float]
     likeliest: list[list[tuple[int, float]]]
     versions: set[str]
+    read: list[int] = field(default_factory=list)
 
 
 class Vllm(Protocol):
@@ -121,7 +127,8 @@ class VLLM:
         answers = Answers(self.policy, requests, sampling)
         rooms = [self._context - len(request.prompt_ids) for request in requests]
         answers.limits = [min(limit, room) for limit, room in zip(answers.limits, rooms, strict=True)]
-        queries = [self._query(answers, number) for number in range(len(requests))]
+        images = dict[str, Any]()  # an answer shares its pictures with others of its group
+        queries = [self._query(answers, number, images) for number in range(len(requests))]
         for number, sampled in enumerate(self.vllm.sample(queries, self.ranks.rank)):
             self._take(answers, number, sampled)
             if ended is not None:
@@ -173,8 +180,8 @@ class VLLM:
             alone.vllm = vllm
             self.canary.check(name, policy, proof.sample(policy, alone, TEMPERATURE), self.vllm.remedy)
 
-    def _query(self, answers: Answers, number: int) -> Query:
-        """What is asked of vLLM for an answer."""
+    def _query(self, answers: Answers, number: int, images: dict[str, Any]) -> Query:
+        """What is asked of vLLM for an answer. `images` are the pictures that were opened so far, by their names."""
         request, sampling = answers.requests[number], answers.sampling
         settings = {
             "max_tokens": answers.limits[number],
@@ -192,10 +199,18 @@ class VLLM:
                 settings["logprobs"] = min(sampling.top_k + SPARE, self.policy.vocabulary)
         if texts := answers.stop_texts[number]:
             settings |= {"stop": list(texts), "include_stop_str_in_output": True}
-        return Query(list(request.prompt_ids), settings)
+        if self.policy.vision is None:
+            return Query(list(request.prompt_ids), settings)
+        settings["logit_bias"] = dict.fromkeys(self.policy.never, EXCLUDED)
+        reader = self.policy.vision.reader
+        ids, names = as_sent(reader, request.prompt_ids)
+        images |= {name: reader.image(name) for name in names if name not in images}
+        return Query(ids, settings, tuple(images[name] for name in names))
 
     def _take(self, answers: Answers, number: int, sampled: Sampled) -> None:
         """Add what vLLM has sampled to an answer, up to where lmgym's own rules end it."""
+        if self.policy.vision is not None and sampled.read:
+            check_read(self.policy.vision.reader, answers.requests[number].prompt_ids, sampled.read)
         truncates = answers.sampling.truncates and answers.keeps_sets
         kept = [self._kept(one, answers.sampling) for one in sampled.likeliest] if truncates else []
         if sampled.versions - {str(self._pushed)}:
@@ -248,7 +263,7 @@ def weights_of(policy: Policy, merge: bool = True) -> dict[str, Tensor]:
     elif policy.rounded is not None:  # a tied head has a name of its own here too
         rounded = {parameter.data_ptr(): policy.computed(parameter) for parameter in policy.parameters()}
         weights = {name: rounded.get(tensor.data_ptr(), tensor) for name, tensor in weights.items()}
-    return weights
+    return {name_there(policy.model.config.model_type, name): tensor for name, tensor in weights.items()}
 
 
 def _table(sets: Sequence[Sequence[int]]) -> Candidates:

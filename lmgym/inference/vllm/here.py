@@ -49,7 +49,7 @@ class Here:
         with tempfile.TemporaryDirectory() as folder, seeds.GLOBAL, torch.random.fork_rng():
             model = Path(folder) / "model"
             write_weights(policy, model)
-            policy.tokenizer.save_pretrained(model)  # for stop strings
+            policy.save_words(model)  # for stop strings and pictures
             try:
                 self._llm = vllm.LLM(
                     model=str(model),
@@ -77,16 +77,18 @@ class Here:
     def sample(self, queries: Sequence[Query], first: int) -> Iterator[Sampled]:
         import vllm
 
-        prompts = [{"prompt_token_ids": one.ids} for one in queries]
+        prompts = [_prompt(one) for one in queries]
         settings = [vllm.SamplingParams(**one.settings) for one in queries]
         with seeds.GLOBAL, torch.random.fork_rng():
             answers = self._llm.generate(prompts, settings, use_tqdm=False)
-        return (_sampled(answer.outputs[0]) for answer in answers)
+        return (_sampled(answer, bool(one.pictures)) for one, answer in zip(queries, answers, strict=True))
 
     def push(self, policy: Policy, version: int) -> None:
         """Hand over the weights, and forget what was cached with the old ones."""
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights_of(policy).items())})
         self._llm.reset_prefix_cache()
+        if policy.vision is not None:
+            self._llm.llm_engine.reset_encoder_cache()  # features of pictures
         self._llm.llm_engine.set_weight_version(str(version))
 
     def instead_of_rounding(self, policy: Policy) -> str:
@@ -106,9 +108,16 @@ class Here:
         cleanup_dist_env_and_memory()
 
 
-def _sampled(output: Any) -> Sampled:
+def _prompt(query: Query) -> dict[str, Any]:
+    """A prompt as vLLM takes it."""
+    pictures = {"multi_modal_data": {"image": list(query.pictures)}} if query.pictures else {}
+    return {"prompt_token_ids": query.ids, **pictures}
+
+
+def _sampled(answer: Any, pictures: bool) -> Sampled:
     """What vLLM has sampled."""
+    output, read = answer.outputs[0], [*answer.prompt_token_ids] if pictures else []
     ids = [int(token) for token in output.token_ids]
     pairs = [[(int(token), float(entry.logprob)) for token, entry in table.items()] for table in output.logprobs]
     logprobs = [dict(table)[token] for token, table in zip(ids, pairs, strict=True)]
-    return Sampled(ids, logprobs, pairs, {str(span.version) for span in output.weight_versions})
+    return Sampled(ids, logprobs, pairs, {str(span.version) for span in output.weight_versions}, read)

@@ -7,6 +7,7 @@ from lmgym.inference.base import Engine
 from lmgym.inference.kinds import EngineKind, EngineSection, Place, ahead_words
 from lmgym.inference.vllm.engine import VLLM, Vllm
 from lmgym.inference.vllm.here import Here
+from lmgym.inference.vllm.pictures import check_pictures
 from lmgym.inference.vllm.servers import Servers
 from lmgym.models import lora
 from lmgym.models.policy import Policy
@@ -42,6 +43,9 @@ class VllmKind(EngineKind):
         for key in ("unit", "captured"):
             if getattr(section, key):
                 raise LmgymError(f"engine.{key}: vllm decides itself what is computed together; remove it")
+
+    def check_pictures(self, section: EngineSection, architecture: str) -> None:
+        check_pictures(architecture, here=not section.address)
 
     def check_installed(self, section: EngineSection) -> None:
         if not section.address and (found := availability_of("vllm")).runs == "no":

@@ -20,6 +20,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.files import usual_modes
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.inference.vllm.engine import Query, Sampled, weights_of
+from lmgym.inference.vllm.pictures import as_address
 from lmgym.models import lora
 from lmgym.models.policy import Policy
 
@@ -52,7 +53,7 @@ class Servers:
         self._threads = ThreadPoolExecutor(rows, thread_name_prefix="vllm")
 
     def reach(self, policy: Policy) -> int:
-        alone = self.ranks.size == 1 and lora.has_adapter(policy.model)
+        alone = self.ranks.size == 1 and lora.has_adapter(policy.model) and policy.vision is None
         self.takes_adapters = alone and all(LOAD_ADAPTER in self._paths(one) for one in self.addresses)
         return min(int(self._ask(one, "/v1/models")["data"][0]["max_model_len"]) for one in self.addresses)
 
@@ -60,7 +61,12 @@ class Servers:
         turns = range(first, first + len(queries))
         addresses = [self.addresses[turn % len(self.addresses)] for turn in turns]
         model = {"model": self._adapter} if self._adapter else {}
-        bodies = [{"token_ids": one.ids, "sampling_params": dict(one.settings), **model} for one in queries]
+        images = {id(image): image for one in queries for image in one.pictures}
+        parts = {key: {"type": "image_url", "url": as_address(image)} for key, image in images.items()}
+        bodies = [
+            {"token_ids": one.ids, "sampling_params": dict(one.settings), **model, **_pictures(one, parts)}
+            for one in queries
+        ]
         paths = ["/inference/v1/generate"] * len(bodies)
         return map(_sampled, self._threads.map(self._ask, addresses, paths, bodies))
 
@@ -79,6 +85,8 @@ class Servers:
             calls.append((LOAD_ADAPTER, {"lora_name": self._adapter, "lora_path": str(self.folder / self._adapter)}))
         if old:
             calls.append((UNLOAD_ADAPTER, {"lora_name": old}))
+        if policy.vision is not None:
+            calls.append(("/reset_encoder_cache", {}))  # features of pictures
         list(self._threads.map(lambda address: self._load(address, calls, version), self.addresses))
         if old:
             shutil.rmtree(self.folder / old)
@@ -145,9 +153,17 @@ def write_weights(policy: Policy, folder: Path, merge: bool = True) -> None:
     tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in weights_of(policy, merge).items()}
     save_file(tensors, hidden / "model.safetensors")
     usual_modes(hidden)  # a server may be another user's
-    policy.model.config.save_pretrained(hidden)
+    config = copy.deepcopy(policy.model.config)
+    config.architectures = [type(policy.model).__name__]  # a model made from scratch has none
+    config.save_pretrained(hidden)
     shutil.rmtree(folder, ignore_errors=True)
     hidden.rename(folder)
+
+
+def _pictures(query: Query, parts: Mapping[int, Answer]) -> Answer:
+    """What a request says of its prompt's pictures; nothing if there are none."""
+    own = [parts[id(image)] for image in query.pictures]
+    return {"content_parts": own, "return_token_ids": True} if own else {}
 
 
 def _sampled(answer: Answer) -> Sampled:
@@ -159,7 +175,7 @@ def _sampled(answer: Answer) -> Sampled:
         likeliest = [[(int(entry["token_id"]), float(entry["logprob"])) for entry in table] for table in tables]
         versions = {str(entry["version"]) for entry in choice["weight_versions"]}
         logprobs = [float(entry["logprob"]) for _, entry in zip(ids, content, strict=True)]
-        return Sampled(ids, logprobs, likeliest, versions)
+        return Sampled(ids, logprobs, likeliest, versions, answer.get("prompt_token_ids") or [])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise LmgymError(f"a vLLM server sent another answer than expected ({reason})") from error

@@ -44,7 +44,7 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]], facts: Mo
             check_served_teacher(config.policy, facts, served)
     check_cut(config)
     if facts.processor is not None:
-        check_reader(config)
+        check_reader(config, facts.architecture)
     chat = next((e for own in examples for e in first_of(own) if not isinstance(e.prompt, str)), None)
     if facts.encoder_decoder and chat is not None and not facts.tokenizer.chat_template:
         raise LmgymError(
@@ -54,14 +54,12 @@ def check_model(config: Config, examples: Sequence[Sequence[Example]], facts: Mo
         )
 
 
-def check_reader(config: Config) -> None:
+def check_reader(config: Config, architecture: str) -> None:
     """Raise LmgymError for what a model that reads pictures cannot be used with."""
-    model, engine = config.policy.model, config.engine
-    if not engine.kind.shares_weights:
-        raise LmgymError(f"engine.name: {engine.name} does not read pictures, and {model} does; write name: sampler")
+    config.engine.kind.check_pictures(config.engine, architecture)
     if config.distributed.sharding != "none":
         raise LmgymError(
-            f"distributed.sharding: {model} reads pictures, and such models are not shared out; remove it: each rank "
+            f"distributed.sharding: {config.policy.model} reads pictures, and such models are not shared out; remove it: each rank "
             "then holds all weights"
         )
 
