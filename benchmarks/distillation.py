@@ -38,8 +38,9 @@ from lmgym.functional.divergences import Divergence, DivergenceName, with_rest
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.kernels.fused_divergence import FusedDivergence, with_logits, with_top
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.stats.intervals import student_t
 from lmgym.tasks.base import load_task
 from lmgym.text.chat import prompt_ids

@@ -34,8 +34,9 @@ from lmgym.models.attention.cached_rows import CachedRows, PrefilledRows
 from lmgym.models.attention.kv_cache import KeyValueCache, SharedPrompts
 from lmgym.models.attention.rules import Asked
 from lmgym.models.kernels import onednn_linear
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.text.chat import prompt_ids
 from lmgym.training.setup import training_examples
 from lmgym.types import Episode, Example, Turn

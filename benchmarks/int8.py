@@ -28,8 +28,9 @@ from lmgym.core import seeds
 from lmgym.inference.base import Request
 from lmgym.inference.sampler import Sampler
 from lmgym.models.kernels import onednn_linear
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.types import Episode, Example, Turn
 
 Product = Callable[[Tensor], Tensor]

@@ -29,7 +29,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.inference.proof import Proof, prove
 from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import byte_tokenizer
-from lmgym.models.load import PolicySection, load_policy, read_model_info
+from lmgym.models.load import load_policy
+from lmgym.models.model_info import read_model_info
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.shapes import shapes_of
 from lmgym.training.planning.preflight import check_model
 

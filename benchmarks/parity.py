@@ -24,8 +24,9 @@ from lmgym.inference.base import Request, Sampling
 from lmgym.inference.parity import differing, parity_of
 from lmgym.inference.sampler import Sampler
 from lmgym.models.device import prepare_process
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.types import Episode, Example, Turn
 
 SLOTS, PASSES, SETTINGS = (64, 7, 30, 48, 16), (4096, 300, 1000), ({}, {"temperature": 0.7}, {"top_p": 0.9})

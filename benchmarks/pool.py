@@ -24,8 +24,9 @@ from lmgym.inference.pool.ray_generators import RayGenerators
 from lmgym.inference.sampler import Sampler
 from lmgym.inference.vllm.engine import VLLM
 from lmgym.inference.vllm.servers import Servers
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 
 
 def main() -> None:

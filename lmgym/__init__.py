@@ -59,7 +59,7 @@ _HOMES = {
     "Supervised": "algorithms.supervised",
     # models, engines, environments
     "Policy": "models.policy",
-    "PolicySection": "models.load",
+    "PolicySection": "models.policy_section",
     "load_policy": "models.load",
     "Sampling": "inference.base",
     "Request": "inference.base",

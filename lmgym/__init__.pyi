@@ -45,9 +45,9 @@ from lmgym.inference.base import Request as Request
 from lmgym.inference.base import Sampling as Sampling
 from lmgym.inference.sampler import Sampler as Sampler
 from lmgym.logs.sinks import Sink as Sink
-from lmgym.models.load import PolicySection as PolicySection
 from lmgym.models.load import load_policy as load_policy
 from lmgym.models.policy import Policy as Policy
+from lmgym.models.policy_section import PolicySection as PolicySection
 from lmgym.rewards.check import check_reward as check_reward
 from lmgym.rollouts.evaluate import evaluate as evaluate
 from lmgym.rollouts.rollout import apply_rewards as apply_rewards

@@ -22,7 +22,8 @@ from lmgym.distributed.process_group import ranks_of_environment
 from lmgym.distributed.ranks import RankLost
 from lmgym.envs.base import Step
 from lmgym.logs.console import Console
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.sharding import shard_policy
 from lmgym.training.begin_stage import begin_stage
 from lmgym.training.loop import begin_step, collate_step, gather

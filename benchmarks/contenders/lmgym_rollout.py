@@ -19,7 +19,8 @@ from lmgym.core import seeds
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.device import prepare_process
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 
 DEFAULTS = {"compute": "auto", "device": "cpu", "products": "torch", "kernels": "auto", "threads": 2}
 

@@ -17,8 +17,9 @@ from lmgym.inference.sampler import Sampler
 from lmgym.logs.records import episode_metrics
 from lmgym.models import copies, lora, quantization
 from lmgym.models.critic import value_head, with_critic
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import VALUE_HEAD, Policy, save_value_head
+from lmgym.models.policy_section import PolicySection
 from lmgym.types import Episode
 from lmgym.updates.optimizer import make_optimizer
 from lmgym.updates.prepare import batch_metrics, prepare

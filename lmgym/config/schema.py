@@ -17,7 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.validation import FREE, RECORDED, Section
 from lmgym.inference.base import Sampling
 from lmgym.inference.kinds import EngineSection
-from lmgym.models.load import PolicySection
+from lmgym.models.policy_section import PolicySection
 from lmgym.rollouts.evaluate import EvaluationSection
 from lmgym.rollouts.sources import Source, source_of
 from lmgym.tasks.curriculum import CurriculumSection

@@ -6,7 +6,7 @@ from lmgym.config.schema import DEFAULT, Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.functional.distribution_sums import SUMS
-from lmgym.models.load import PolicySection
+from lmgym.models.policy_section import PolicySection
 
 
 def check_together(config: Config) -> None:

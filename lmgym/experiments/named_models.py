@@ -19,8 +19,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.models import lora
 from lmgym.models.builtin import is_builtin
 from lmgym.models.device import prepare_process
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import choose_machine
 from lmgym.training.setup import newest_model

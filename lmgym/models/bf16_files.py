@@ -14,7 +14,8 @@ from torch import Tensor
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.model_folder import INDEX
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.rounding import random_table, round_stochastically
 
 

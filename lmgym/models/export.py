@@ -12,8 +12,10 @@ from lmgym.core.errors import LmgymError
 from lmgym.models import lora
 from lmgym.models.builtin import is_builtin
 from lmgym.models.gguf import means_gguf
-from lmgym.models.load import PolicySection, load_policy, read_model_info
+from lmgym.models.load import load_policy
+from lmgym.models.model_info import read_model_info
 from lmgym.models.policy import VALUE_HEAD
+from lmgym.models.policy_section import PolicySection
 
 # Files of a checkpoint that do not belong to the model: the optimizer's moments, the run's state, the value function.
 NOT_EXPORTED = ("optimizer.safetensors", "algorithm.json", "state.json", "manifest.json", VALUE_HEAD, "critic")

@@ -17,8 +17,8 @@ from lmgym.core.model_folder import cannot_load, check_no_adapters
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import is_builtin
 from lmgym.models.critic import value_head
-from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 
 Kind = Literal["policy", "reward_model", "process_reward_model"]  # what a stage makes; the first is none
 

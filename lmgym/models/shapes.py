@@ -11,7 +11,8 @@ from transformers.pytorch_utils import Conv1D
 from lmgym.models.families import context_length, supports_fast_path
 from lmgym.models.hooks import layers_of
 from lmgym.models.kernels.fused_layers import has_known_layers
-from lmgym.models.load import PolicySection, skeleton, stored_precision
+from lmgym.models.model_info import skeleton, stored_precision
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.vision import family_of, language_of, vision_names
 
 

@@ -13,8 +13,9 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.models import copies
 from lmgym.models.critic import with_critic
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.first_order import optimizer_step
 from lmgym.updates.optimizer import Optimizer, OptimizerSection

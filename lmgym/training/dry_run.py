@@ -17,7 +17,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.placement import make_envs, unguarded_sentence
 from lmgym.inference.in_process import make_engine
-from lmgym.models.load import read_model_info
+from lmgym.models.model_info import read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.rounding import share_seen_by_nearest
 from lmgym.pictures.store import current_store

@@ -14,7 +14,7 @@ import torch
 from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.inference.kinds import EngineSection
-from lmgym.models.load import PolicySection
+from lmgym.models.policy_section import PolicySection
 from lmgym.training.checkpoints import checkpoint
 
 NAME = "machine.json"

@@ -31,8 +31,8 @@ from lmgym.logs.console import Console
 from lmgym.logs.records import at_once
 from lmgym.logs.traces.folder import TraceFolder
 from lmgym.logs.writer import Writer, disk_errors, make_folder
-from lmgym.models.load import PolicySection
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.training.callbacks import Callbacks
 from lmgym.training.process_settings import ProcessSettings
 from lmgym.training.sampler_gap import GapLimits

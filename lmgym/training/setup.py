@@ -22,8 +22,10 @@ from lmgym.inference.kinds import EngineSection, Place
 from lmgym.inference.proof import Proof, proofs_of
 from lmgym.logs.console import Console
 from lmgym.models.device import give_memory_back, prepare_process
-from lmgym.models.load import PolicySection, load_policy, read_model_info
+from lmgym.models.load import load_policy
+from lmgym.models.model_info import read_model_info
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.sharding import shard_policy
 from lmgym.pictures.store import FOLDER as PICTURES
 from lmgym.pictures.store import keep_pictures_in

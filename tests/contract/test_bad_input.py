@@ -21,7 +21,8 @@ from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
 from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.models.critic import with_critic
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.types import Example
 from tests import runs
 from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)

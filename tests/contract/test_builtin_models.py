@@ -20,7 +20,8 @@ from lmgym.models.builtin import (
     is_builtin,
     number_tokenizer,
 )
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.tasks.base import load_task
 from lmgym.text import chat
 

@@ -18,8 +18,10 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import Ranks
 from lmgym.models import scoring
 from lmgym.models.builtin import byte_tokenizer
-from lmgym.models.load import PolicySection, load_policy, skeleton
+from lmgym.models.load import load_policy
+from lmgym.models.model_info import skeleton
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.shapes import Shapes, shapes_of
 from lmgym.training.planning.memory import estimate
 from lmgym.training.planning.memory_fit import Needs, exchange_sentence, fit_sentence, other_form

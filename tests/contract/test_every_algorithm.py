@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 
 from lmgym.cli.main import main
 from lmgym.core import registry
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.lora import merged
+from lmgym.models.policy_section import PolicySection
 from tests import runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 

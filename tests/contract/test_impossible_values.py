@@ -16,8 +16,9 @@ from lmgym.envs.base import Step
 from lmgym.envs.vector import check_step
 from lmgym.inference.base import Decoding, Request, Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.rewards.base import Reward
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.stats.intervals import mean_interval

@@ -10,7 +10,9 @@ import pytest
 
 from lmgym.core import hub
 from lmgym.core.errors import LmgymError
-from lmgym.models.load import PolicySection, load_policy, load_tokenizer
+from lmgym.models.load import load_policy
+from lmgym.models.model_info import load_tokenizer
+from lmgym.models.policy_section import PolicySection
 from lmgym.tasks.base import load_task
 from tests import runs
 from tests.runs import complaint

@@ -31,8 +31,9 @@ from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.models import copies, lora, quantization
 from lmgym.models.builtin import builtin_model, byte_tokenizer
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.shapes import Shapes, shapes_of
 from lmgym.training.begin_stage import begin_stage
 from lmgym.training.planning.memory import estimate

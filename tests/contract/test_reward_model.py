@@ -105,7 +105,7 @@ def test_what_a_run_of_a_reward_model_leaves(
 
 
 def test_the_licence_of_the_base_is_recorded(tmp_path: Path) -> None:
-    from lmgym.models.load import PolicySection
+    from lmgym.models.policy_section import PolicySection
     from lmgym.models.reward_model import licence_of
 
     assert licence_of(PolicySection(model=str(tmp_path))) is None

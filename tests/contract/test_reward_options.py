@@ -13,7 +13,8 @@ from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.processes.pool import Failure, ProcessPool
 from lmgym.rewards.base import call_reward, check_examples, episodes
 from lmgym.rewards.building import build_rewards

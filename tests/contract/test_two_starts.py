@@ -12,7 +12,8 @@ import pytest
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.tasks.base import load_task
 from lmgym.types import Example
 from tests import runs

@@ -7,7 +7,8 @@ from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import collate
 from lmgym.core.errors import LmgymError
 from lmgym.inference.sampler import Sampler
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.given_answers import given_turn, given_turns
 from lmgym.rollouts.rollout import demonstrate

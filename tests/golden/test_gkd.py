@@ -18,8 +18,9 @@ from lmgym.batch import Batch
 from lmgym.core.errors import LmgymError
 from lmgym.functional.divergences import Divergence, with_rest
 from lmgym.models.kernels.fused_divergence import FusedDivergence, with_logits, with_top
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.hints import hinted_episodes, hinted_prompt
 from lmgym.types import Episode, Example, RecipeText, Turn

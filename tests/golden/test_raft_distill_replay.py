@@ -24,8 +24,9 @@ from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, collate
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.training.loop import mark_selected
 from lmgym.types import Episode, Example, Turn
 from tests import models, runs

@@ -16,7 +16,8 @@ from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.rollouts.sources import answered_and_given
 from lmgym.types import Episode, Example, Turn
 from tests import runs

@@ -18,8 +18,9 @@ from lmgym.core.errors import LmgymError
 from lmgym.functional.divergences import with_rest
 from lmgym.inference.served_teacher import EndpointTeacher
 from lmgym.logs.console import Console
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs
 from tests.parity.test_resume import Interrupting

@@ -16,8 +16,9 @@ from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models import hooks, load
 from lmgym.models.critic import with_critic
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from tests import models, rounding, runs
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 

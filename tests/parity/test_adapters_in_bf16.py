@@ -16,8 +16,9 @@ from lmgym.inference.sampler import Sampler
 from lmgym.models import copies, frozen_base, lora, native_trial, training_trial
 from lmgym.models.families import LIKE_LLAMA
 from lmgym.models.kernels import adapted_linear, native, onednn_linear
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.training.machine import Machine
 from lmgym.training.resuming import fingerprint
 from tests import models, rounding

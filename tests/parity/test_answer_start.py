@@ -11,8 +11,9 @@ from lmgym.batch import collate
 from lmgym.envs.base import Step
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.rewards.views import strip_thoughts, with_text
 from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect, demonstrate

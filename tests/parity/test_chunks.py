@@ -21,8 +21,9 @@ from lmgym.inference.in_process import make_engine
 from lmgym.inference.kinds import EngineSection
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.traces.trace import read_episode
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.training.checkpoints import manifest
 from lmgym.training.loop import begin_step, gather, stages_left
 from lmgym.training.setup import start

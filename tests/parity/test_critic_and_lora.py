@@ -17,9 +17,10 @@ from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.models import copies, lora
 from lmgym.models.critic import with_critic
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.policy import VALUE_HEAD, Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.training.begin_stage import begin_stage
 from lmgym.training.setup import start
 from lmgym.types import Episode, Example, Turn

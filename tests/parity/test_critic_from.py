@@ -9,7 +9,8 @@ from transformers import AutoModelForSequenceClassification
 from lmgym.batch import collate
 from lmgym.core.errors import LmgymError
 from lmgym.models.critic import with_critic
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.reward_model import save_reward_model, take_reward_model
 from lmgym.types import Episode, Example, Turn
 from tests import runs

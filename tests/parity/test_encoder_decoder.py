@@ -31,8 +31,9 @@ from lmgym.inference.hf_cache import EncoderDecoderReader
 from lmgym.inference.sampler import Sampler
 from lmgym.models.critic import with_critic
 from lmgym.models.families import FAST_ENCODER_DECODERS
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.rollouts.rollout import Actor, collect
 from lmgym.text.chat import source_ids
 from lmgym.types import Episode, Example, Turn

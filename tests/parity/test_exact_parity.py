@@ -21,9 +21,10 @@ from lmgym.inference.sampler import Sampler
 from lmgym.models import copies, lora
 from lmgym.models.fast_path import route_of
 from lmgym.models.kernels import onednn_linear
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.parity import attention, modules, products
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.rounding import RoundedWeights
 from lmgym.models.served_exactly import check_served
 from lmgym.types import Episode, Example, Turn

@@ -27,8 +27,9 @@ from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.families import FAST_FAMILIES, context_length, trunk_of
 from lmgym.models.fast_path import route_of
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.training.machine import choose_machine
 from lmgym.training.setup import load_weights
 from lmgym.types import Episode, Example, Turn

@@ -19,8 +19,9 @@ from lmgym.inference.sampler import Sampler
 from lmgym.models.attention.flex import FlexGroups, FlexRows
 from lmgym.models.attention.packed import PackedGroups
 from lmgym.models.attention.rules import Asked
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from tests import models, rounding, runs
 from tests.parity.test_families import FAST, gradients, model_of, of_hugging_face, policy_of
 from tests.parity.test_sampler import requests

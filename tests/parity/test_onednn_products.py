@@ -23,8 +23,9 @@ from lmgym.models.critic import with_critic
 from lmgym.models.kernels import onednn_products
 from lmgym.models.kernels.fused_logprobs import FusedLogprobs
 from lmgym.models.kernels.onednn_products import OneDNNLinear, weight_of
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from tests import models, rounding, runs
 from tests.parity import test_encoder_decoder as encoder_decoder
 from tests.parity import test_families as families

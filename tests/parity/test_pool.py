@@ -29,8 +29,9 @@ from lmgym.inference.pool.ray_generators import MOST_LOSSES, Process, RayGenerat
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.models.copies import with_weights, without_weights
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from tests import runs
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_environments import NUMBERS

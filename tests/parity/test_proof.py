@@ -24,8 +24,9 @@ from lmgym.inference.proof import Gap, Proof, _attempt, _special, own_logprobs, 
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.models.bound import bound_of
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.shapes import shapes_of
 from lmgym.training import setup
 from lmgym.training.sampler_gap import GapLimits, gap_limits, watch_gap

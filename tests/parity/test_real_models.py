@@ -21,8 +21,9 @@ from lmgym.cli.main import main
 from lmgym.core.seeds import key
 from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.text.chat import prompt_ids
 from lmgym.types import BarePrompt
 from tests import models, rounding, runs

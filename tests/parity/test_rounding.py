@@ -14,8 +14,9 @@ from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.inference.vllm.engine import weights_of
 from lmgym.models.critic import with_critic
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.rounding import CHUNK, UpdateSample, random_table, round_stochastically, share_seen_by_nearest
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.optimizer import Optimizer, OptimizerSection

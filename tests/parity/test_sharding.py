@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.sharding import shard_policy
 from lmgym.models.skeleton import Skeleton
 from tests import runs

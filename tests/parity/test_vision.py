@@ -22,9 +22,11 @@ from lmgym.models import copies, scoring, vision
 from lmgym.models.critic import with_critic
 from lmgym.models.distributions import own_logprobs
 from lmgym.models.export import merge_model
-from lmgym.models.load import PolicySection, load_policy, read_model_info
+from lmgym.models.load import load_policy
 from lmgym.models.lora import AdapterDisabledPolicy
+from lmgym.models.model_info import read_model_info
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.shapes import shapes_of
 from lmgym.models.vision import (
     FAMILIES,

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.distributed.process_group import ranks_of_environment
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.updates.optimizer import OptimizerSection, make_optimizer
 from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update

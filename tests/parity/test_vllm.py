@@ -40,8 +40,9 @@ from lmgym.inference.vllm.engine import SPARE, VLLM, weights_of
 from lmgym.inference.vllm.here import Here
 from lmgym.inference.vllm.kind import lost_updates
 from lmgym.inference.vllm.servers import Servers, write_weights
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs

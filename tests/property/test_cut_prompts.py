@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from lmgym.cli.main import main
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
-from lmgym.models.load import read_model_info
+from lmgym.models.model_info import read_model_info
 from lmgym.text.chat import Cut, answer_ids, prompt_ids, source_ids
 from lmgym.training.planning.preflight import check_model
 from tests import models, runs

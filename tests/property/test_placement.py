@@ -17,7 +17,8 @@ from lmgym.envs.placement import WORKERS, make_envs, unguarded_sentence, workers
 from lmgym.envs.vector import EnvFailure, InProcess
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect
 from lmgym.text.chat import prompt_ids

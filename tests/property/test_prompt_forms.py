@@ -17,7 +17,8 @@ from lmgym.envs.single_turn import SingleTurn
 from lmgym.envs.stepwise import StepwiseEnv
 from lmgym.envs.vector import InProcess, Opening
 from lmgym.inference.base import Sampling
-from lmgym.models.load import PolicySection, load_tokenizer
+from lmgym.models.model_info import load_tokenizer
+from lmgym.models.policy_section import PolicySection
 from lmgym.rollouts.hints import hinted_prompt
 from lmgym.rollouts.rollout import Actor, collect
 from lmgym.tasks.base import examples_from_prompts, load_task

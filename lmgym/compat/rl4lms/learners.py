@@ -53,7 +53,7 @@ def check_policy(id: str, policy: Any) -> None:
     """Check settings, or register a class with transformers; raise LmgymError for anything else."""
     from lmgym.config.build import build
     from lmgym.models.custom_architectures import is_model_class, make_known
-    from lmgym.models.load import PolicySection
+    from lmgym.models.policy_section import PolicySection
 
     if isinstance(policy, Mapping):
         build(PolicySection, policy, "policy.")

@@ -8,7 +8,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
 from lmgym.experiments.audit.asked import Asked
-from lmgym.models.load import load_tokenizer
+from lmgym.models.model_info import load_tokenizer
 from lmgym.rewards.base import Reward
 from lmgym.rewards.building import build_rewards
 from lmgym.tasks.streamed import first_of

@@ -15,8 +15,9 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models import copies
-from lmgym.models.load import PolicySection, load_policy
+from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.sharding import shard_policy
 from lmgym.training.checkpoints import checkpoint, manifest
 from lmgym.updates.protocols import FrozenPolicy

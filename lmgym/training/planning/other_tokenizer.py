@@ -2,7 +2,7 @@
 
 from lmgym.config.schema import Stage
 from lmgym.core.errors import LmgymError
-from lmgym.models.load import ModelInfo
+from lmgym.models.model_info import ModelInfo
 from lmgym.text.token_bytes import token_bytes
 from lmgym.text.token_pairs import end_pairs
 

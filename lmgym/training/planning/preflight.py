@@ -17,8 +17,9 @@ from lmgym.inference.base import Sampling
 from lmgym.inference.completions import check_memory
 from lmgym.inference.served_teacher import EndpointTeacher
 from lmgym.models.builtin import is_builtin
-from lmgym.models.load import ModelInfo, PolicySection, check_start_token, read_model_info
+from lmgym.models.model_info import ModelInfo, check_start_token, read_model_info
 from lmgym.models.policy import Policy
+from lmgym.models.policy_section import PolicySection
 from lmgym.models.reward_model import as_reward_model
 from lmgym.rollouts.sources import Own
 from lmgym.tasks.streamed import first_of
@@ -59,8 +60,8 @@ def check_reader(config: Config, architecture: str) -> None:
     config.engine.kind.check_pictures(config.engine, architecture)
     if config.distributed.sharding != "none":
         raise LmgymError(
-            f"distributed.sharding: {config.policy.model} reads pictures, and such models are not shared out; remove it: each rank "
-            "then holds all weights"
+            f"distributed.sharding: {config.policy.model} reads pictures, and such models are not shared out; remove "
+            "it: each rank then holds all weights"
         )
 
 
