@@ -1,4 +1,4 @@
-"""Rewards that need no right answers, on a task whose answers are known: what does each teach?
+"""Rewards that need no right answers, or know them in part, on a task whose answers are known: what does each teach?
 
     python -m benchmarks.without_labels --judge models/smollm2-135m-instruct --seeds 0 1 2 --out runs/without_labels
 
@@ -26,6 +26,8 @@ GROUP, RIGHT = 4, "Is this the right answer to the problem?"
 # The rewards of each arm, and the algorithm's credit where it is another one than GRPO's; JUDGE is the local model.
 ARMS: dict[str, dict[str, Any]] = {
     "the right answers": {"rewards": {"final_answer": 1.0}},
+    "half not judged": {"rewards": {"benchmarks.partly_judged:left_out": 1.0}},
+    "half counted as wrong": {"rewards": {"benchmarks.partly_judged:counted_as_wrong": 1.0}},
     "majority": {"rewards": {"majority_answer": 1.0}},
     "self-certainty": {"rewards": {}, "credit": {"name": "self_certainty"}},
     "judge, all pairs": {"rewards": {"judge_pairs": {"model": "JUDGE", "compute": "bfloat16"}}},
