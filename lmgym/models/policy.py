@@ -27,7 +27,7 @@ from lmgym.models import frozen_base, hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
 from lmgym.models.cross_teaching import TokenClasses, compare_spans
-from lmgym.models.device import SMALL, choose_tokens_per_forward, enough_tokens
+from lmgym.models.device import choose_tokens_per_forward, enough_tokens
 from lmgym.models.distributions import action_logits, distribution_sums, logprobs_of_states
 from lmgym.models.families import (
     cap_scores,
@@ -49,7 +49,6 @@ from lmgym.models.vision import save_processor
 from lmgym.pictures.ids import FIRST
 from lmgym.text.answer_ends import end_id
 
-WORTH_SAYING = 1.3  # times as fast
 VALUE_HEAD = "value_head.safetensors"
 
 
@@ -223,56 +222,9 @@ class Policy:
         return tuple(sorted(i for i in special if i < self.vocabulary))
 
     @property
-    def path_sentence(self) -> str:
-        """Which path the model takes, and why. Example: "path: fast (packed rows, own KV cache)" """
-        if self.fast and self.vision is not None and self.vision.family.plain_because:
-            return f"path: fast for texts; plain (padded, slower) with pictures: {self.vision.family.plain_because}"
-        if self.fast:
-            return "path: fast (packed rows, own KV cache)"
-        return "path: plain (padded, slower)" + (f": {self.plain_because}" if self.plain_because else "")
-
-    @property
-    def products_sentence(self) -> str:
-        """How products in fp32 on a CPU are computed; empty if there are none, or nothing is to be said of it."""
-        if self.onednn:
-            return "products: fp32 through oneDNN"
-        if self.exact:
-            return ""
-        large = sum(parameter.numel() for parameter in self.model.parameters()) >= SMALL
-        possible = self.device.type == "cpu" and self.compute == torch.float32 and onednn_products.available()
-        times = onednn_products.speedup() if large and possible and self.skeleton is None else 1.0
-        if times < WORTH_SAYING:
-            return ""
-        return f"products: torch (policy.products: onednn multiplies {times:.1f} times as fast here; other roundings)"
-
-    @property
     def has_known_layers(self) -> bool:
         """Whether lmgym's own kernels for a CPU are made for all layers."""
         return not self.rules and has_known_layers(self.model)
-
-    @property
-    def kernels_sentence(self) -> str:
-        """Which kernels sampling in bf16 uses on a CPU (`policy.kernels`), and why; empty for all other policies."""
-        if self.native:
-            return "kernels: native (fused layers, compiled for this processor)"
-        return f"kernels: torch, because {self.native_unused}" if self.native_unused else ""
-
-    @property
-    def update_kernels_sentence(self) -> str:
-        """The same of scoring and updates (`policy.update_kernels`)."""
-        if self.trains_native:
-            parts = "layers and LM head" if self.has_known_layers else "LM head"
-            return f"update kernels: native ({parts}, compiled for this processor)"
-        return f"update kernels: torch, because {self.trains_native_unused}" if self.trains_native_unused else ""
-
-    @property
-    def rounding_sentence(self) -> str:
-        """How weights become what passes in bf16 compute with; empty if they are not rounded."""
-        if self.compute != torch.bfloat16 or not self.parameters():
-            return ""
-        if self.rounded is not None:
-            return "rounding: stochastic (bf16 weights, anew after each update)"
-        return "rounding: nearest" + (" (weights that ranks share out)" if self.skeleton is not None else "")
 
     @property
     def has_critic(self) -> bool:

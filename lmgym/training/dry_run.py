@@ -20,6 +20,7 @@ from lmgym.inference.in_process import make_engine
 from lmgym.models.model_info import read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.rounding import share_seen_by_nearest
+from lmgym.models.sentences import path_sentence
 from lmgym.pictures.store import current_store
 from lmgym.rewards.building import build_rewards
 from lmgym.rollouts.play import Draw
@@ -166,7 +167,7 @@ def _model(report: Report, policy: Policy) -> None:
     trained = sum(parameter.numel() for parameter in policy.parameters())
     compute = str(policy.compute).removeprefix("torch.")
     report.lines.append(f"model: {parameters:,} parameters, {trained:,} trained, {policy.device}, {compute} compute")
-    report.note(policy.path_sentence)
+    report.note(path_sentence(policy))
     names = [policy.tokenizer.convert_ids_to_tokens(stop) for stop in policy.stop_ids]
     report.note(
         f"answers end at: {', '.join(f'{name} ({stop})' for name, stop in zip(names, policy.stop_ids, strict=True))}"

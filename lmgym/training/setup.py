@@ -26,6 +26,7 @@ from lmgym.models.load import load_policy
 from lmgym.models.model_info import read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
+from lmgym.models.sentences import sentences
 from lmgym.models.sharding import shard_policy
 from lmgym.pictures.store import FOLDER as PICTURES
 from lmgym.pictures.store import keep_pictures_in
@@ -131,8 +132,7 @@ def prove(section: EngineSection, loaded: Loaded, engine: Engine[Policy], say: C
     give_memory_back()
     for proof in proofs:
         proof.check()
-    sentences = [proofs[-1].sentence, policy.path_sentence, policy.products_sentence, policy.rounding_sentence]
-    for sentence in filter(None, [*sentences, policy.kernels_sentence, policy.update_kernels_sentence]):
+    for sentence in filter(None, [proofs[-1].sentence, *sentences(policy)]):
         say(sentence)
     return gap_limits(section, proofs[-1])
 

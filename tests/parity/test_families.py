@@ -30,6 +30,7 @@ from lmgym.models.fast_path import route_of
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
+from lmgym.models.sentences import path_sentence
 from lmgym.training.machine import choose_machine
 from lmgym.training.setup import load_weights
 from lmgym.types import Episode, Example, Turn
@@ -358,13 +359,13 @@ def saved(family: str, folder: Path) -> PolicySection:
 
 def test_a_recipe_chooses_among_paths(tmp_path: Path) -> None:
     section = saved("cohere2", tmp_path / "tried")
-    assert load_policy(section).path_sentence == "path: fast (packed rows, own KV cache)"
+    assert path_sentence(load_policy(section)) == "path: fast (packed rows, own KV cache)"
     plain = load_policy(replace(section, path="plain"))
-    assert plain.path_sentence == "path: plain (padded, slower): policy.path: plain"
+    assert path_sentence(plain) == "path: plain (padded, slower): policy.path: plain"
     assert not plain.fast and plain.rules == () and plain.own_head is None
     section = saved("gpt_neo", tmp_path / "plain")
     reason = "2 of its 2 layers have no attention through transformers' attention interface"
-    assert load_policy(section).path_sentence == f"path: plain (padded, slower): {reason}"
+    assert path_sentence(load_policy(section)) == f"path: plain (padded, slower): {reason}"
     with pytest.raises(LmgymError, match=f"does not serve gpt_neo, because {reason}"):
         load_policy(replace(section, path="fast"))
 

@@ -25,6 +25,7 @@ from lmgym.models import native_trial
 from lmgym.models.families import LIKE_LLAMA
 from lmgym.models.kernels import native, onednn_linear
 from lmgym.models.policy import Policy
+from lmgym.models.sentences import kernels_sentence
 from lmgym.training import setup
 from lmgym.training.machine import Machine, choose_machine
 from tests import models, rounding, runs
@@ -192,7 +193,7 @@ def test_without_a_compiler_torchs_layers_serve_and_a_sentence_says_so(monkeypat
     monkeypatch.setenv("CXX", "no-such-compiler")
     used, why = native_trial.native_where(policy, "auto")
     assert not used and why == "there is no C++ compiler (g++)"
-    assert policy.but(native=used, native_unused=why).kernels_sentence == f"kernels: torch, because {why}"
+    assert kernels_sentence(policy.but(native=used, native_unused=why)) == f"kernels: torch, because {why}"
     with pytest.raises(LmgymError, match=r"policy.kernels: native .* no C\+\+ compiler .*; write kernels: torch"):
         native_trial.native_where(policy, "native")
 

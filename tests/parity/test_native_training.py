@@ -28,6 +28,7 @@ from lmgym.models.kernels import fused_head, fused_training, onednn_linear, trai
 from lmgym.models.policy import Policy
 from lmgym.models.prefix_trees import PrefixTree
 from lmgym.models.rounding import RoundedWeights, random_table, round_stochastically
+from lmgym.models.sentences import update_kernels_sentence
 from lmgym.training import setup
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.types import Episode, Example, Turn
@@ -185,7 +186,7 @@ def test_the_head_of_another_family_is_as_near_to_fp32_as_torchs(family: str) ->
     policy, batch = policy_of(family), batch_of()
     ours = policy.but(**vars(route_of(policy.but(compute=torch.float32, rounded=None, trains_native=False))))
     assert training_trial.trains_native_where(ours, "auto") == (True, "")
-    assert ours.update_kernels_sentence.startswith("update kernels: native (LM head,")
+    assert update_kernels_sentence(ours).startswith("update kernels: native (LM head,")
     exact = gradients(in_fp32(ours), batch)
     torchs, found = (gradients(policy, batch) for policy in (ours.but(trains_native=False), ours))
     assert not torch.equal(torchs[0], found[0])
@@ -266,7 +267,7 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.Mo
     monkeypatch.setattr(training, "gated_backward", lambda *given: (right(*given)[0] * 1.1, right(*given)[1]))
     used, why = training_trial.trains_native_where(policy, "auto")
     assert not used and "of a layer are" in why and "from those in fp32" in why
-    assert policy.but(trains_native=used, trains_native_unused=why).update_kernels_sentence.endswith(why)
+    assert update_kernels_sentence(policy.but(trains_native=used, trains_native_unused=why)).endswith(why)
     monkeypatch.setattr(training, "gated_backward", right)
     nothing = torch.zeros(40), torch.zeros(40, 64), torch.zeros(320, 64)
     monkeypatch.setattr(fused_head.Chunks, "run", lambda *given: nothing)

@@ -26,6 +26,7 @@ from lmgym.models.kernels.onednn_products import OneDNNLinear, weight_of
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
+from lmgym.models.sentences import products_sentence
 from tests import models, rounding, runs
 from tests.parity import test_encoder_decoder as encoder_decoder
 from tests.parity import test_families as families
@@ -268,8 +269,8 @@ def test_precision_is_fp32_unless_the_recipe_says_otherwise(monkeypatch: pytest.
 def test_a_large_model_is_told_of_a_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = by_torch(policy_of("llama"))
     monkeypatch.setattr(onednn_products, "speedup", lambda: 2.04)
-    assert policy.products_sentence == ""
+    assert products_sentence(policy) == ""
     monkeypatch.setattr("lmgym.models.policy.SMALL", 1000)
-    assert "onednn multiplies 2.0 times as fast here" in policy.products_sentence
+    assert "onednn multiplies 2.0 times as fast here" in products_sentence(policy)
     monkeypatch.setattr(onednn_products, "speedup", lambda: 1.1)
-    assert policy.products_sentence == ""
+    assert products_sentence(policy) == ""

@@ -27,6 +27,7 @@ from lmgym.models.lora import AdapterDisabledPolicy
 from lmgym.models.model_info import read_model_info
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
+from lmgym.models.sentences import path_sentence
 from lmgym.models.shapes import shapes_of
 from lmgym.models.vision import (
     FAMILIES,
@@ -393,7 +394,9 @@ def test_the_proof_at_load_has_pictures(family: str) -> None:
     assert proof.holds
     assert policy.vision is not None and len(policy.vision.reader._own) == 2
     if family == "gemma3":
-        assert policy.path_sentence.startswith("path: fast for texts; plain (padded, slower) with pictures: the pieces")
+        assert path_sentence(policy).startswith(
+            "path: fast for texts; plain (padded, slower) with pictures: the pieces"
+        )
 
 
 @every_family
