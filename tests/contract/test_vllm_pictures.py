@@ -18,7 +18,7 @@ from tests import vision_models
 
 @pytest.mark.parametrize("family", ["idefics3", "llava_onevision", "qwen2_5_vl"])
 def test_a_prompt_comes_back_as_it_was(family: str, tmp_path: Path) -> None:
-    """Two pictures beside each other and one more: each is one mark, and vLLM makes of the marks what lmgym has read."""
+    """Two pictures beside each other and one more: each is one mark, of which vLLM makes what lmgym has read."""
     policy = load_policy(PolicySection(model=str(vision_models.write(family, tmp_path)), device="cpu"))
     assert policy.vision is not None
     reader, drawn = policy.vision.reader, vision_models.Drawn()

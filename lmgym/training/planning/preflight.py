@@ -59,8 +59,8 @@ def check_reader(config: Config, architecture: str) -> None:
     config.engine.kind.check_pictures(config.engine, architecture)
     if config.distributed.sharding != "none":
         raise LmgymError(
-            f"distributed.sharding: {config.policy.model} reads pictures, and such models are not shared out; remove it: each rank "
-            "then holds all weights"
+            f"distributed.sharding: {config.policy.model} reads pictures, and such models are not shared "
+            "out; remove it: each rank then holds all weights"
         )
 
 
