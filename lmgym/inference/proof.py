@@ -195,6 +195,11 @@ def _prompts(policy: Policy) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     return rows
 
 
+def draw_pictures(policy: Policy) -> None:
+    """Let a policy have the pictures of these prompts, which no folder holds, before it is sent to another process."""
+    _prompts(policy)
+
+
 def _picture(size: tuple[int, int]) -> tuple[str, Any]:
     """A picture of this width and height, with colours that run across it, and a name for it."""
     from PIL import Image

@@ -79,10 +79,16 @@ def without_weights(policy: Policy) -> Policy:
     if quantization.is_quantised(policy.model):
         raise LmgymError("policy.quantise: packed weights stay in the training process; write engine: sampler")
     skeleton = policy.skeleton or Skeleton(policy.model)
-    return policy.with_model(skeleton.model, ranks=ALONE)
+    return _seeing_itself(policy.with_model(skeleton.model, ranks=ALONE))
 
 
 def with_weights(empty: Policy, weights: Sequence[Tensor]) -> Policy:
     """The policy with these parameters, in the order of `model.parameters()`, on its device."""
     model = Skeleton(empty.model).with_parameters([tensor.to(empty.device) for tensor in weights])
-    return empty.with_model(model)
+    return _seeing_itself(empty.with_model(model))
+
+
+def _seeing_itself(policy: Policy) -> Policy:
+    """The policy with the vision tower of its own model, where other copies share that of the model that trains."""
+    vision = policy.vision
+    return policy if vision is None else policy.but(vision=vision.of_model(policy.model))

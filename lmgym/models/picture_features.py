@@ -74,6 +74,10 @@ class PictureReader:
         self._pixels, self._grids = Recent(PIXELS), dict[str, tuple[int, int]]()
         processor.lmgym_keep = self.keep  # called by `picture_tokens`
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which makes pixels itself."""
+        return {**vars(self), "_pixels": Recent(PIXELS), "_grids": {}}
+
     def keep(self, digest: str, found: tuple[list[int], dict[str, Tensor]]) -> None:
         """Keep what `processed` has made of a picture, while there is room."""
         if self._pixels.get(digest[:PREFIX]) is None:
@@ -150,7 +154,11 @@ class Vision:
 
     def beside(self, model: PreTrainedModel) -> "Vision":
         """The vision of a copy of the model: the same while the vision tower is frozen."""
-        return Vision(model, self.reader, trains=True) if self.trains else self
+        return self.of_model(model) if self.trains else self
+
+    def of_model(self, model: PreTrainedModel) -> "Vision":
+        """What this model's own tower sees, with the same reader."""
+        return Vision(model, self.reader, self.trains)
 
     def features(self, model: PreTrainedModel, pictures: Sequence[str]) -> list[Float[Tensor, "n W"]]:
         """The features of each of these pictures, one for each of its pieces. With gradient if the tower trains and

@@ -214,7 +214,7 @@ _current: PictureStore | None = None
 def keep_pictures_in(folder: Path) -> None:
     """From now on tasks and environments put their pictures into this folder: a run's."""
     global _current
-    _current = PictureStore(folder)
+    _current = PictureStore(folder.absolute())  # another process may work elsewhere
 
 
 def current_store() -> PictureStore:

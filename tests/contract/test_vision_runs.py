@@ -126,8 +126,6 @@ def test_every_way_of_learning_goes_with_pictures(name: str, tmp_path: Path) -> 
             {"algorithm": "reward_model", "task": JUDGED, "rewards": None},
             "a reward model reads texts, and idefics3 reads",
         ),
-        ({"engine": {"name": "pool"}}, "engine.name: pool does not read pictures, and builtin:tiny_idefics3 does"),
-        ({"engine": {"name": "vllm", "address": "http://127.0.0.1:9"}}, "engine.name: vllm does not read pictures"),
         ({"distributed": {"sharding": "fsdp"}}, "distributed.sharding: builtin:tiny_idefics3 reads pictures, and such"),
     ],
 )

@@ -33,6 +33,7 @@ from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
 from tests import runs
+from tests.contract.test_vision_runs import EYES
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_environments import NUMBERS
 from tests.runs import ARCHITECTURE, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
@@ -157,6 +158,16 @@ def test_generators_sample_as_the_training_process_does(model: str, settings: di
                 parameter += 0.5
     assert answers[0] != answers[1]
     pool.close()
+
+
+@pytest.mark.usefixtures("same_process")
+@pytest.mark.parametrize("trains", [False, True], ids=["frozen", "trained"])
+def test_a_run_with_pictures_on_a_generator_is_the_run_of_one_process(trains: bool, tmp_path: Path) -> None:
+    """It reads the pictures from the run's folder, and those of the proof as they were sent with the policy."""
+    changes = {**EYES, "policy": {**EYES["policy"], "train_vision": trains}, "steps": 2}
+    one = runs.run(tmp_path / "one", engine=ONE, **changes)
+    pool = runs.run(tmp_path / "pool", engine={"name": "pool", "unit": UNIT, "workers": 1}, **changes)
+    assert_equal_runs(one, pool, but=RECIPE)
 
 
 def test_a_generator_that_hangs_is_replaced(cluster: None) -> None:

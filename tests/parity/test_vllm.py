@@ -43,9 +43,10 @@ from lmgym.inference.vllm.servers import Servers, write_weights
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
+from lmgym.models.vision import picture_tokens
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.prepare import prepare
-from tests import models, rounding, runs
+from tests import models, rounding, runs, vision_models
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_sampler import reported_and_scored
 from tests.ranks import Group, group  # noqa: F401 (a fixture)
@@ -59,6 +60,7 @@ SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, 
 RANKS = {"policy": {"model": "builtin:tiny", "device": "cpu", "architecture": SHAPE}, "steps": 3}
 PUSHES = 20
 GAP = 1e-5  # nats a token, on average
+SEEING_GAP = 3e-5  # likewise behind a vision tower
 
 
 def policy(tied: bool = True) -> Policy:
@@ -240,6 +242,46 @@ def test_a_conversation_with_a_tool_has_the_same_ids_on_both_sides(where: str, t
                 answer = one.generate([Request(sides[number], key=turn, conversation=7)], greedy)[0]
                 sides[number] = (*sides[number], *answer.ids, 40 + turn, 41)  # and what the tool said
             assert sides[0] == sides[1]
+
+
+def seeing() -> tuple[Policy, list[Request]]:
+    """A policy that reads pictures and trains its tower; prompts with one picture, with none and with two."""
+    own = load_policy(PolicySection(model="builtin:tiny_idefics3", device="cpu", train_vision=True))
+    own = own.with_model(models.sharpen(own.model, 0.2))
+    assert own.vision is not None
+    drawn = own.vision.reader.pictures = vision_models.Drawn()
+    one, other = (
+        picture_tokens(own.vision.processor, digest := drawn.draw(n, 40, 24), drawn.open(digest)) for n in (1, 2)
+    )
+    prompts = ((1, 50, *one, 60), (1, *other, 61), (1, 50, 60), (1, *other, 7, *one, 61))
+    return own, [Request(prompts[n % 4], key=seeds.key(0, "vllm", n)) for n in range(24)]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("where", WHERE)
+def test_pictures_go_beside_the_ids(where: str, tmp_path: Path) -> None:
+    """After each update, of the vision tower too, vLLM samples as the policy scores: it has the newest tower, and reads
+    the pictures as lmgym does. Ids that are not lmgym's are found out."""
+    own, requests = seeing()
+    with engine_of(own, where, tmp_path) as engine:
+        for push in range(3):
+            with torch.no_grad():
+                for parameter in own.parameters():
+                    noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1000 + push))
+                    parameter += 0.02 * noise
+            engine.load(own, push + 1)
+            sampling = Sampling(max_new_tokens=12, temperature=0.7)
+            answers = engine.generate(requests, sampling)
+            reported, scored = reported_and_scored(own, requests, answers, sampling)
+            assert float((reported - scored).abs().mean()) < SEEING_GAP
+            assert all(own.never[0] not in answer.ids for answer in answers)
+        greedy = Sampling(max_new_tokens=12, temperature=0.0)
+        ours, theirs = Sampler(own).generate(requests, greedy), engine.generate(requests, greedy)
+        assert [one.ids for one in ours] == [one.ids for one in theirs]
+        own.vision.processor.image_seq_len = 9  # of another processor
+        own.vision.reader._pixels.clear()
+        with pytest.raises(LmgymError, match="vLLM reads a prompt with a picture as"):
+            engine.generate(seeing()[1], greedy)
 
 
 @HAS_VLLM

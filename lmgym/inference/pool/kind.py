@@ -21,6 +21,9 @@ class PoolKind(EngineKind):
 
     reads = frozenset({"workers", "threads", "address", "seconds"})
 
+    def check_pictures(self, section: EngineSection, architecture: str) -> None:
+        """Its generators read those of every architecture, from the run's folder."""
+
     def check_installed(self, section: EngineSection) -> None:
         if (found := availability_of("lmgym[ray]")).runs == "no":
             raise LmgymError(f"engine.name: a pool needs Ray; {found.how}")

@@ -24,6 +24,7 @@ from lmgym.distributed.ranks import Lost
 from lmgym.inference.base import Completion
 from lmgym.inference.pool.generator import Call, Generator
 from lmgym.inference.pool.ray_node import RESUME, RayNode
+from lmgym.inference.proof import draw_pictures
 from lmgym.inference.sampler import Sampler
 from lmgym.models.copies import with_weights, without_weights
 from lmgym.models.device import prepare_process
@@ -109,6 +110,7 @@ class RayGenerators:
         on_gpu = policy.device.type == "cuda"
         self._needs = ("GPU", workers) if on_gpu else ("CPU", workers * threads)
         self._class = ray.remote(num_gpus=1 if on_gpu else 0, num_cpus=0 if on_gpu else threads)(Process)
+        draw_pictures(policy)
         with self._node.watched():
             self._empty = ray.put(without_weights(policy))
             self._frozen = ray.put(_arrays(policy, trained=False))

@@ -23,6 +23,7 @@ ENVIRONMENT = {  # read by vLLM when it starts; what the user has set stays
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
+AS_THEY_ARE = {"mm_device_do_normalize": False}  # else vLLM folds pixels' mean into weights that a push replaces
 
 
 class Here:
@@ -62,6 +63,7 @@ class Here:
                     max_logprobs=-1,  # no limit
                     enable_chunked_prefill=False,  # with a seed of its own a prompt cannot be cut on a processor
                     use_tqdm_on_load=False,
+                    **({} if policy.vision is None else AS_THEY_ARE),
                 )
             except (RuntimeError, ValueError, OSError, NotImplementedError, AssertionError) as error:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]

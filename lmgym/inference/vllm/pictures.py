@@ -1,6 +1,7 @@
-"""Pictures in what vLLM is asked for. lmgym's ids have a picture as its pieces, with marks around them (pictures/ids.py).
-vLLM gets the picture itself, and one mark where it stands, which its own processor of the model makes such pieces of.
-What it has made comes back with the answer, and must be lmgym's ids: so both sides read the same prompt."""
+"""Pictures in what vLLM is asked for. lmgym's ids have a picture as its pieces, with marks around them
+(pictures/ids.py). vLLM gets the picture itself, and one mark where it stands, which its own processor of the model
+makes such pieces of. What it has made comes back with the answer, and must be lmgym's ids: so both sides read the same
+prompt."""
 
 import base64
 import importlib.util
@@ -13,9 +14,9 @@ from lmgym.models.picture_features import PictureReader
 from lmgym.models.vision import FAMILIES, placeholder_of, placeholder_text
 from lmgym.pictures.ids import is_piece, picture_of
 
-NEEDS = {  # what vLLM's processors of these need, mostly for videos
-    "smolvlm": "num2words",
-    **dict.fromkeys(("llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "torchvision"),
+NEEDS = {  # packages of vLLM's processors, for videos
+    "smolvlm": ("torchvision", "num2words"),
+    **dict.fromkeys(("llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"), ("torchvision",)),
 }
 
 
@@ -26,8 +27,9 @@ def check_pictures(architecture: str, here: bool) -> None:
             f"engine.name: vLLM itself writes the line breaks around a picture of a {architecture}, which lmgym has "
             "made tokens of already; write name: sampler, or name: pool"
         )
-    package = NEEDS.get(architecture) if here else None
-    if package is not None and importlib.util.find_spec(package) is None:
+    needed = NEEDS.get(architecture, ()) if here else ()
+    package = next((name for name in needed if importlib.util.find_spec(name) is None), None)
+    if package is not None:
         built = " as it was built for your torch" if package == "torchvision" else ""
         raise LmgymError(
             f"engine.name: vLLM reads no {architecture} without {package}, which is not installed here; install "
@@ -76,10 +78,9 @@ def check_read(reader: PictureReader, ids: Sequence[int], read: Sequence[int]) -
 
 
 def name_there(architecture: str, name: str) -> str:
-    """A weight's name as vLLM 0.32 knows it. The tower of LLaVA-OneVision has lost a level of its names in transformers.
+    """A weight's name as vLLM 0.32 knows it. transformers has taken a level out of those of LLaVA-OneVision's tower.
 
-    Example: name_there("llava_onevision", "model.vision_tower.encoder.x") -> "model.vision_tower.vision_model.encoder.x"
-    """
+    Example: name_there("llava_onevision", "model.vision_tower.a") -> "model.vision_tower.vision_model.a" """
     tower = "model.vision_tower."
     flat = architecture == "llava_onevision" and name.startswith(tower) and not name.startswith(f"{tower}vision_model.")
     return name.replace(tower, f"{tower}vision_model.", 1) if flat else name
