@@ -38,6 +38,8 @@ def test_a_prompt_comes_back_as_it_was(family: str, tmp_path: Path) -> None:
         LmgymError, match=rf"as {len(read) - 1} tokens, and lmgym as {len(read)}; they part at token 5:"
     ):
         pictures.check_read(reader, prompt, [*read[:4], 99, *read[6:]])
+    with pytest.raises(LmgymError, match="does not say what it has read"):
+        pictures.check_read(reader, prompt, [])
     with pytest.raises(LmgymError, match="a part of the picture"):
         pictures.as_sent(reader, prompt[len(ids[0]) :])
     assert pictures.as_sent(reader, [1, 50, 51]) == ([1, 50, 51], [])

@@ -280,8 +280,10 @@ def test_pictures_go_beside_the_ids(where: str, tmp_path: Path) -> None:
         assert [one.ids for one in ours] == [one.ids for one in theirs]
         own.vision.processor.image_seq_len = 9  # of another processor
         own.vision.reader._pixels.clear()
-        with pytest.raises(LmgymError, match="vLLM reads a prompt with a picture as"):
-            engine.generate(seeing()[1], greedy)
+        name, image = next(iter(own.vision.reader.pictures.items()))
+        prompt = (1, 50, *picture_tokens(own.vision.processor, name, image))
+        with pytest.raises(LmgymError, match="vLLM reads a prompt with a picture as 21 tokens, and lmgym as 14; they"):
+            engine.generate([Request(prompt, key=1)], greedy)
 
 
 @HAS_VLLM

@@ -24,6 +24,7 @@ from lmgym.inference.vllm.canary import Canary
 from lmgym.inference.vllm.pictures import as_sent, check_read, name_there
 from lmgym.models import lora
 from lmgym.models.policy import Policy
+from lmgym.pictures.ids import is_piece
 from lmgym.types import Restriction
 
 SPARE = 16  # tokens that may be as likely as the last one that top_k keeps
@@ -209,8 +210,9 @@ class VLLM:
 
     def _take(self, answers: Answers, number: int, sampled: Sampled) -> None:
         """Add what vLLM has sampled to an answer, up to where lmgym's own rules end it."""
-        if self.policy.vision is not None and sampled.read:
-            check_read(self.policy.vision.reader, answers.requests[number].prompt_ids, sampled.read)
+        prompt = answers.requests[number].prompt_ids
+        if self.policy.vision is not None and any(map(is_piece, prompt)):
+            check_read(self.policy.vision.reader, prompt, sampled.read)
         truncates = answers.sampling.truncates and answers.keeps_sets
         kept = [self._kept(one, answers.sampling) for one in sampled.likeliest] if truncates else []
         if sampled.versions - {str(self._pushed)}:

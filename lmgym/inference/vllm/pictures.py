@@ -65,6 +65,11 @@ def as_read(reader: PictureReader, ids: Sequence[int]) -> list[int]:
 
 def check_read(reader: PictureReader, ids: Sequence[int], read: Sequence[int]) -> None:
     """Raise LmgymError if vLLM has `read` other ids than a prompt's."""
+    if not read:
+        raise LmgymError(
+            "vLLM does not say what it has read of a prompt with a picture; 0.32 does: take that, or write "
+            "engine.name: sampler"
+        )
     expected = as_read(reader, ids)
     if [*read] == expected:
         return

@@ -53,6 +53,8 @@ class Servers:
         self._threads = ThreadPoolExecutor(rows, thread_name_prefix="vllm")
 
     def reach(self, policy: Policy) -> int:
+        if policy.vision is not None:
+            self.remedy = f"{STARTED_SO} --no-mm-device-do-normalize"  # else a push undoes what it folds into weights
         alone = self.ranks.size == 1 and lora.has_adapter(policy.model) and policy.vision is None
         self.takes_adapters = alone and all(LOAD_ADAPTER in self._paths(one) for one in self.addresses)
         return min(int(self._ask(one, "/v1/models")["data"][0]["max_model_len"]) for one in self.addresses)
