@@ -39,6 +39,7 @@ from tests.parity.test_resume_environments import NUMBERS
 from tests.runs import ARCHITECTURE, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
 from tests.torture.kills import descendants
 from tests.torture.ranks import newest_step
+from tests.warm_ray import warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("no_picture")]
 SAMPLING = Sampling(max_new_tokens=12)
@@ -47,12 +48,18 @@ ONE = {"name": "sampler", "unit": UNIT}
 RECIPE = ("fingerprint.json", "manifest.json")  # of a checkpoint: they tell the recipe, which names the engine
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """One Ray for all tests of this file; each run would start its own."""
-    ray.init(address="local", num_cpus=3, object_store_memory=300 * 2**20, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One Ray for all tests that ask for it; each run would start its own. (To pytest, each file that imports this
+    fixture has one of its own.)"""
+    if ray.is_initialized():
+        yield
+        return
+    size = {"num_cpus": 3, "object_store_memory": 300 * 2**20}
+    with warm(tmp_path_factory.mktemp("ray")):
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, **size)
+        yield
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +108,11 @@ class Killing:
 def test_a_run_on_generators_that_die_is_the_run_of_one_process(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two steps of GRPO with an evaluation; in each step, and in the evaluation, one of three generators is killed.
-    (Of two and of one below.)"""
+    """Two steps of GRPO with an evaluation; in each step, and in the evaluation, one of two generators is killed."""
     changes: dict[str, Any] = {"steps": 2, "evaluation": {"every": 2, "examples": 8}}
     one = runs.run(tmp_path / "one", engine=ONE, **changes)
     killing = Killing(monkeypatch)
-    pool = runs.run(tmp_path / "pool", engine={"name": "pool", "unit": UNIT, "workers": 3}, **changes)
+    pool = runs.run(tmp_path / "pool", engine={"name": "pool", "unit": UNIT, "workers": 2}, **changes)
     assert_equal_runs(one, pool, but=RECIPE)
     assert killing.kills >= 3
 
