@@ -15,6 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order: what must be equal bit
 os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["GOMP_SPINCOUNT"] = "3000"  # as `import lmgym` sets it, unless torch was imported before it
 os.environ["MPLBACKEND"] = "Agg"
+os.environ["RAY_worker_niceness"] = "0"  # 15 by default: beside another pytest worker a process of Ray hardly moves
 # Temporary folders lie in memory if there is room: even a tiny run flushes 60 files, at 6 ms each on a disk.
 if "TMPDIR" not in os.environ and os.access("/dev/shm", os.W_OK):
     room = os.statvfs("/dev/shm")

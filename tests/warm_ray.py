@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ADDRESS = "LMGYM_TESTS_WARM_RAY"  # an environment variable: the socket of `serve`
-NICE = "RAY_worker_niceness"  # 15 by default: on a busy machine a worker then hardly moves
 
 
 @contextmanager
@@ -32,13 +31,13 @@ def warm(folder: Path) -> Iterator[None]:
     root = Path(__file__).parents[1]
     server = subprocess.Popen(command, cwd=root, pass_fds=[listening.fileno()], stdin=subprocess.PIPE)
     listening.close()
-    os.environ |= {ADDRESS: address, NICE: "0"}
+    os.environ[ADDRESS] = address
     ray_constants.SETUP_WORKER_FILENAME = __file__  # joined to the path of Ray's folder: an absolute one stays
     try:
         yield
     finally:
         ray_constants.SETUP_WORKER_FILENAME = theirs
-        del os.environ[ADDRESS], os.environ[NICE]
+        del os.environ[ADDRESS]
         server.kill()
         server.wait()
 

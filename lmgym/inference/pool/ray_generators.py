@@ -6,6 +6,7 @@ reach its ports can run code; keep it on trusted networks (docs/engines.md)."""
 
 import copy
 import logging
+import os
 import socket
 import time
 from collections import deque
@@ -269,6 +270,8 @@ def _connect(address: str | None, processors: int, memory: int) -> bool:
         own: dict[str, Any] = {"num_cpus": processors, "object_store_memory": memory, **here}
         own = own if address is None else {}
         _knock(address)
+        if address is None:  # 15 by default, and then other programs on the machine hold the whole training up
+            os.environ.setdefault("RAY_worker_niceness", "0")
         try:
             ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
