@@ -4,7 +4,9 @@ import gc
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Before anything imports torch or transformers; the processes that tests start inherit them.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -15,7 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order: what must be equal bit
 os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["GOMP_SPINCOUNT"] = "3000"  # as `import lmgym` sets it, unless torch was imported before it
 os.environ["MPLBACKEND"] = "Agg"
-os.environ["RAY_worker_niceness"] = "0"  # 15 by default: beside another pytest worker a process of Ray hardly moves
+os.environ |= {"RAY_worker_niceness": "0"}  # 15 by default: beside another pytest worker a process of Ray hardly moves
 # Temporary folders lie in memory if there is room: even a tiny run flushes 60 files, at 6 ms each on a disk.
 if "TMPDIR" not in os.environ and os.access("/dev/shm", os.W_OK):
     room = os.statvfs("/dev/shm")
@@ -65,3 +67,50 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the folder ../shared")
     return folder
+
+
+# One of each for all files of a pytest worker: they import for seconds, or train.
+
+
+@pytest.fixture(scope="session")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A process that has imported everything, from which command lines are forked."""
+    from tests.runs import NO_PICTURE, Shell
+
+    shell = Shell(tmp_path_factory.mktemp("shell"), NO_PICTURE)
+    yield shell
+    shell.close()
+
+
+@pytest.fixture(scope="session")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The same for ranks."""
+    from tests.ranks import Group
+    from tests.runs import NO_PICTURE
+
+    group = Group(tmp_path_factory.mktemp("ranks"), NO_PICTURE)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="session")
+def alone(group: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process writes, for every algorithm; later ranks find the batches of all."""
+    from tests.ranks import begun, written
+
+    begun(group, tmp_path_factory.mktemp("begun"))
+    return written(group, tmp_path_factory.mktemp("alone"), 1)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A Ray; each run would start its own."""
+    import ray
+
+    from tests.warm_ray import warm
+
+    size = {"num_cpus": 3, "object_store_memory": 300 * 2**20}
+    with warm(tmp_path_factory.mktemp("ray")):
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, **size)
+        yield
+        ray.shutdown()

@@ -4,14 +4,12 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import NO_PICTURE, ROOT
+from tests.runs import ROOT
 
 DRIVER = """
 import contextlib, importlib, json, os, sys
@@ -87,13 +85,6 @@ class Group:
         return numbers
 
 
-@pytest.fixture(scope="session")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    group = Group(tmp_path_factory.mktemp("ranks"), NO_PICTURE)
-    yield group
-    group.close()
-
-
 NEAR = 40 * 2**-23  # relative: fp32 sums in another order, with terms up to so many times as large as the sum
 
 
@@ -107,13 +98,6 @@ def written(group: Group, folder: Path, size: int, *how: object) -> Path:
 def begun(group: Group, folder: Path, *how: object) -> None:
     """Let `rank_targets.begin` make the batches that `gradients` needs."""
     assert group.run(0, str(folder), *how, target="tests.rank_targets:begin") == []
-
-
-@pytest.fixture(scope="session")
-def alone(group: Group, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process writes, for every algorithm; later ranks find the batches of all."""
-    begun(group, tmp_path_factory.mktemp("begun"))
-    return written(group, tmp_path_factory.mktemp("alone"), 1)
 
 
 def assert_equal_updates(name: str, alone: Path, together: Path, size: int) -> None:

@@ -4,7 +4,7 @@ import copy
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,13 +164,6 @@ class Shell:
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plot takes twice as long as a tiny run, and test_logs.py draws it."""
     monkeypatch.setattr("lmgym.training.evaluation_points.training_plot", lambda metrics, plot: plot)
-
-
-@pytest.fixture(scope="session")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    shell = Shell(tmp_path_factory.mktemp("shell"), NO_PICTURE)
-    yield shell
-    shell.close()
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -14,7 +14,7 @@ from benchmarks import imdb
 from lmgym.tasks.base import hash_fraction
 from lmgym.types import Example
 from tests import rounding, runs
-from tests.runs import Shell, shell  # noqa: F401 (a fixture)
+from tests.runs import Shell
 
 pytestmark = pytest.mark.slow
 MOODS = (["bad", "dull", "awful", "poor"], ["good", "fine", "lovely", "great"])
@@ -86,7 +86,7 @@ def test_nobody_sees_the_reviews_of_another(prepared: Path) -> None:
 
 def test_a_run_is_measured_before_and_after(
     prepared: Path,
-    shell: Shell,  # noqa: F811
+    shell: Shell,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,6 @@ from lmgym.rewards.building import build_rewards
 from lmgym.tasks.base import load_task
 from lmgym.types import Episode, Example, Turn
 from tests import runs
-from tests.runs import shell  # noqa: F401 (a fixture)
 
 EXAMPLE = Example("a/0", "2+2=", ("4",))
 
@@ -192,7 +191,7 @@ def test_standard_streams_come_back() -> None:
 def test_a_run_whose_output_cannot_be_written_ends_saved(
     to: str,
     tmp_path: Path,
-    shell: runs.Shell,  # noqa: F811
+    shell: runs.Shell,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither standard output nor standard error can be."""

@@ -31,7 +31,7 @@ from lmgym.logs.writer import Writer
 from lmgym.stats.intervals import student_t
 from tests import runs
 from tests.parity.test_resume import Interrupting
-from tests.runs import Shell, assert_equal_runs, complaint, no_picture, shell  # noqa: F401 (fixtures)
+from tests.runs import Shell, assert_equal_runs, complaint, no_picture  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.processes
 
@@ -415,7 +415,7 @@ def test_processes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
-def test_ctrl_c_reaches_every_process(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+def test_ctrl_c_reaches_every_process(shell: Shell, tmp_path: Path) -> None:
     """The signal goes to the first process alone; both of its children finish their step and save."""
     out = tmp_path / "all"
     changes = {**SMALL, "steps": 5000, "evaluation": {"every": 0, "examples": 2}}

@@ -36,7 +36,7 @@ from lmgym.types import Episode, Example
 from tests import runs
 from tests.contract.test_every_algorithm import policy_section
 from tests.parity.test_resume import ALGORITHMS
-from tests.ranks import NEAR, Group, group  # noqa: F401 (a fixture)
+from tests.ranks import NEAR, Group
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("no_picture")
@@ -609,7 +609,7 @@ def test_traces_change_nothing_and_resume_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_ranks_write_one_trace(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_several_ranks_write_one_trace(group: Group, tmp_path: Path) -> None:
     """Each rank computes rows of its own. Of three passes of equal length the first rank has two, so the second one's
     last pass is idle, on the first row: all rows come together, and none of an idle pass."""
     changes = SHORT | {"steps": 1, "prompts_per_step": 3, "algorithm": {"name": "ppo", "epochs": 1}}

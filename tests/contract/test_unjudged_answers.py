@@ -26,7 +26,7 @@ from lmgym.training.unjudged import judged_groups
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.parity.test_resume import Interrupting
-from tests.ranks import Group, group  # noqa: F401 (a fixture)
+from tests.ranks import Group
 from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("no_picture")
@@ -278,7 +278,7 @@ def test_a_run_with_them_is_resumed_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_leave_out_the_same_answers(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_ranks_leave_out_the_same_answers(group: Group, tmp_path: Path) -> None:
     """The error of an answer that another rank has judged travels with it."""
     changes = {"rewards": {**SOME, f"{HERE}:odd_raises": 0.5}, "rewards_failed": 1.0, "logs": {"rollouts": "all"}}
     one = runs.run(tmp_path / "one", **changes, steps=1)

@@ -24,7 +24,7 @@ from lmgym.models.policy_section import PolicySection
 from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs
 from tests.parity.test_resume import Interrupting
-from tests.ranks import Group, group  # noqa: F401 (a fixture)
+from tests.ranks import Group
 from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("no_picture")
@@ -261,7 +261,7 @@ def test_a_server_that_has_gone_is_named_and_the_run_goes_on_later(
 def test_two_ranks_share_out_the_rows(
     sharding: str,
     serve: Callable[..., TeacherServer],
-    group: Group,  # noqa: F811
+    group: Group,
     tmp_path: Path,
 ) -> None:
     """Each row is asked for by one of them, and both then know all of them."""

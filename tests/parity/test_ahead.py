@@ -15,12 +15,12 @@ from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.training.checkpoints import manifest
 from tests import runs
-from tests.parity.test_pool import RECIPE, Killing, cluster  # noqa: F401 (a fixture)
+from tests.parity.test_pool import RECIPE, Killing
 from tests.parity.test_ranks import launched
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_environments import NUMBERS
-from tests.ranks import Group, group  # noqa: F401 (a fixture)
-from tests.runs import Shell, assert_equal_runs, no_picture, shell  # noqa: F401 (fixtures)
+from tests.ranks import Group
+from tests.runs import Shell, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
 from tests.torture.ranks import newest_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("no_picture")]
@@ -129,7 +129,7 @@ def test_more_steps_or_another_distance_are_recorded(tmp_path: Path) -> None:
     assert "engine.ahead was 2 and is 1" in said and "steps was 6 and is 8" in said
 
 
-def test_killed_at_random_it_ends_as_if_nothing_had_happened(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+def test_killed_at_random_it_ends_as_if_nothing_had_happened(shell: Shell, tmp_path: Path) -> None:
     recipe = runs.write(tmp_path / "recipe.yaml", engine=in_turn(3), **CHANGES, steps=14)
     whole, killed, moments = tmp_path / "whole", tmp_path / "killed", random.Random(0)
     assert shell.run("train", recipe, f"out={whole}") == 0, shell.said
@@ -147,7 +147,7 @@ def test_killed_at_random_it_ends_as_if_nothing_had_happened(shell: Shell, tmp_p
     assert_equal_runs(whole, killed)
 
 
-def assert_stopping_changes_nothing(group: Group, whole: Path) -> None:  # noqa: F811
+def assert_stopping_changes_nothing(group: Group, whole: Path) -> None:
     """Two ranks that are interrupted after a checkpoint and resumed end as the whole run of the same recipe did."""
     stopped, recipe = whole.with_name("stopped"), whole.with_suffix(".yaml")
     group.start(2, ["train", str(recipe), f"out={stopped}"])
@@ -159,7 +159,7 @@ def assert_stopping_changes_nothing(group: Group, whole: Path) -> None:  # noqa:
     assert_equal_runs(whole, stopped)
 
 
-def test_two_ranks_stop_and_go_on(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_two_ranks_stop_and_go_on(group: Group, tmp_path: Path) -> None:
     """Each has sampled its share ahead; all of it is in the checkpoint."""
     whole = launched(group, tmp_path / "whole", engine=in_turn(2), **CHANGES, steps=8)
     assert_stopping_changes_nothing(group, whole)

@@ -31,12 +31,12 @@ from lmgym.types import Turn
 from lmgym.updates.prepare import prepare
 from tests import rounding, runs
 from tests.parity.test_ahead import CAPPED, CHANGES, UNIT, assert_stopping_changes_nothing
-from tests.parity.test_pool import RECIPE, Killing, cluster  # noqa: F401 (a fixture)
+from tests.parity.test_pool import RECIPE, Killing
 from tests.parity.test_ranks import launched
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_sampler import PROMPTS, policy_of, requests
-from tests.ranks import Group, group  # noqa: F401 (a fixture)
-from tests.runs import Shell, assert_equal_runs, no_picture, shell  # noqa: F401 (fixtures)
+from tests.ranks import Group
+from tests.runs import Shell, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
 from tests.torture.ranks import newest_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("no_picture")]
@@ -265,7 +265,7 @@ def test_further_draws_are_whole_and_of_the_newest_weights(tmp_path: Path) -> No
     assert newest and not any("versions" in turn for turn in newest)
 
 
-def test_killed_at_random_it_ends_as_if_nothing_had_happened(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+def test_killed_at_random_it_ends_as_if_nothing_had_happened(shell: Shell, tmp_path: Path) -> None:
     recipe = runs.write(tmp_path / "recipe.yaml", engine=engine(), **CHANGES, **TWO, steps=10)
     whole, killed, moments = tmp_path / "whole", tmp_path / "killed", random.Random(0)
     assert shell.run("train", recipe, f"out={whole}") == 0, shell.said
@@ -281,7 +281,7 @@ def test_killed_at_random_it_ends_as_if_nothing_had_happened(shell: Shell, tmp_p
     assert_equal_runs(whole, killed)
 
 
-def test_two_ranks_stop_and_go_on(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_two_ranks_stop_and_go_on(group: Group, tmp_path: Path) -> None:
     """Each has sampled its share of the chunks; all of it is in the checkpoint."""
     whole = launched(group, tmp_path / "whole", engine=engine(), **CHANGES)
     assert_stopping_changes_nothing(group, whole)

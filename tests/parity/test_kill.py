@@ -14,7 +14,7 @@ import pytest
 from lmgym.training.checkpoints import checkpoint
 from tests import runs
 from tests.contract.test_agent_program import TRAINING as PROGRAMS
-from tests.runs import Shell, assert_equal_runs, shell  # noqa: F401 (a fixture)
+from tests.runs import Shell, assert_equal_runs
 
 KILLS = 12
 WARM, RL = 6, 46
@@ -57,7 +57,7 @@ def size(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_kills_lose_nothing_but_the_step_in_flight(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+def test_kills_lose_nothing_but_the_step_in_flight(shell: Shell, tmp_path: Path) -> None:
     recipe = runs.write(tmp_path / "recipe.yaml", **RECIPE)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert shell.run("train", recipe, f"out={whole}") == 0, shell.said
@@ -92,7 +92,7 @@ def test_kills_lose_nothing_but_the_step_in_flight(shell: Shell, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(shell: Shell, tmp_path: Path) -> None:
     """The real signals, one after the other in one run; then the command that it names, until the end. A lost terminal
     sends SIGHUP, sometimes twice."""
     recipe = runs.write(tmp_path / "recipe.yaml", **RECIPE | {"checkpoint": {"every": 0}})
@@ -114,7 +114,7 @@ def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(shell: Shell, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_stops_at_once(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+def test_a_second_ctrl_c_stops_at_once(shell: Shell, tmp_path: Path) -> None:
     """In the middle of a reward that takes a minute: the first one is noted, the second one ends it."""
     rewards = {"tests.contract.test_bad_input:sleeps": 1.0}
     recipe = runs.write(tmp_path / "recipe.yaml", rewards=rewards)
@@ -129,7 +129,7 @@ def test_a_second_ctrl_c_stops_at_once(shell: Shell, tmp_path: Path) -> None:  #
 
 
 @pytest.mark.slow
-def test_a_killed_run_whose_episodes_are_programs_ends_the_same(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+def test_a_killed_run_whose_episodes_are_programs_ends_the_same(shell: Shell, tmp_path: Path) -> None:
     """The gateway dies with the run, and its programs with the gateway (tests/torture/kills.py: at random moments)."""
     recipe = runs.write(tmp_path / "recipe.yaml", **PROGRAMS)
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,27 +39,12 @@ from tests.parity.test_resume_environments import NUMBERS
 from tests.runs import ARCHITECTURE, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
 from tests.torture.kills import descendants
 from tests.torture.ranks import newest_step
-from tests.warm_ray import warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("no_picture")]
 SAMPLING = Sampling(max_new_tokens=12)
 UNIT = 3  # 16 answers of a step are five units and a smaller one
 ONE = {"name": "sampler", "unit": UNIT}
 RECIPE = ("fingerprint.json", "manifest.json")  # of a checkpoint: they tell the recipe, which names the engine
-
-
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One Ray for all tests that ask for it; each run would start its own. (To pytest, each file that imports this
-    fixture has one of its own.)"""
-    if ray.is_initialized():
-        yield
-        return
-    size = {"num_cpus": 3, "object_store_memory": 300 * 2**20}
-    with warm(tmp_path_factory.mktemp("ray")):
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, **size)
-        yield
-        ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.contract import test_champions as champions
 from tests.parity.test_resume import ALGORITHMS
-from tests.ranks import NEAR, Group, alone, assert_equal_updates, group, written  # noqa: F401 (fixtures)
+from tests.ranks import NEAR, Group, assert_equal_updates, written
 from tests.runs import assert_equal_runs
 
 pytestmark = pytest.mark.slow
@@ -24,8 +24,8 @@ SIZE = 3  # ranks: few batches can be cut evenly among them
 
 @pytest.fixture(scope="module")
 def updates(
-    group: Group,  # noqa: F811
-    alone: Path,  # noqa: F811
+    group: Group,
+    alone: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[int, Path]:
     """What `rank_targets.gradients` wrote, by the number of ranks."""
@@ -47,17 +47,17 @@ def test_trpo_finds_the_same_gradient_and_product(updates: dict[int, Path]) -> N
             assert torch.equal(load_file(updates[SIZE] / f"trpo policy-{rank}.safetensors")[name], first[name])
 
 
-def launched(group: Group, folder: Path, size: int = 2, **changes: object) -> Path:  # noqa: F811
+def launched(group: Group, folder: Path, size: int = 2, **changes: object) -> Path:
     recipe = runs.write(folder.with_suffix(".yaml"), **{"algorithm": {"name": "ppo", "epochs": 2}, **changes})
     assert group.run(size, ["train", str(recipe), f"out={folder}"]) == [0] * size, group.said() + group.said(1)
     return folder
 
 
-def test_two_launches_are_equal_bit_for_bit(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_two_launches_are_equal_bit_for_bit(group: Group, tmp_path: Path) -> None:
     assert_equal_runs(launched(group, tmp_path / "a"), launched(group, tmp_path / "b"))
 
 
-def test_the_first_rollout_is_that_of_one_process(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_the_first_rollout_is_that_of_one_process(group: Group, tmp_path: Path) -> None:
     """Random numbers belong to the episode, not to the rank that plays it."""
     changes = {"logs": {"rollouts": "all", "samples": 2}, "steps": 1}
     one = runs.run(tmp_path / "one", algorithm={"name": "ppo", "epochs": 2}, **changes)
@@ -67,7 +67,7 @@ def test_the_first_rollout_is_that_of_one_process(group: Group, tmp_path: Path) 
     assert [record["score"] for record in ours[0]] == [record["score"] for record in ours[1]]
 
 
-def test_a_killed_rank_ends_the_others_and_a_new_group_goes_on(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_a_killed_rank_ends_the_others_and_a_new_group_goes_on(group: Group, tmp_path: Path) -> None:
     whole = launched(group, tmp_path / "whole", checkpoint={"every": 1, "keep": 2}, steps=8)
     recipe, folder = tmp_path / "whole.yaml", tmp_path / "killed"
     for victim in (1, 0):
@@ -85,7 +85,7 @@ def test_a_killed_rank_ends_the_others_and_a_new_group_goes_on(group: Group, tmp
     assert_equal_runs(whole, folder)
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_a_run_goes_on_with_another_number_of_ranks(group: Group, tmp_path: Path) -> None:
     """Its records say that it is no longer bit for bit what it would have been."""
     folder = launched(group, tmp_path / "two", steps=3)
     runs.run(folder, algorithm={"name": "ppo", "epochs": 2}, steps=6)
@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(group: Group, tmp_path: Path
     assert "ranks" in json.dumps(resumed)
 
 
-def test_ranks_have_the_same_champions(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_ranks_have_the_same_champions(group: Group, tmp_path: Path) -> None:
     """Each reward of both ranks' answers is what it must be, given all the answers of the steps before."""
     recipe = runs.write(tmp_path / "recipe.yaml", **champions.FEW, logs={"rollouts": "all"}, steps=4)
     assert group.run(2, ["train", str(recipe), f"out={tmp_path / 'run'}"]) == [0, 0], group.said() + group.said(1)
@@ -114,7 +114,7 @@ def test_ranks_have_the_same_champions(group: Group, tmp_path: Path) -> None:  #
     assert list(saved["best"].items()) == list(known[champions.HERE].seats.items())
 
 
-def test_ctrl_c_stops_all_ranks_after_the_same_step(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_ctrl_c_stops_all_ranks_after_the_same_step(group: Group, tmp_path: Path) -> None:
     whole = launched(group, tmp_path / "whole", checkpoint={"every": 1, "keep": 2}, steps=12)
     folder = tmp_path / "stopped"
     group.start(2, ["train", str(tmp_path / "whole.yaml"), f"out={folder}"])
@@ -127,7 +127,7 @@ def test_ctrl_c_stops_all_ranks_after_the_same_step(group: Group, tmp_path: Path
     assert_equal_runs(whole, folder)
 
 
-def test_a_rank_that_goes_while_they_join_is_a_lost_rank(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_a_rank_that_goes_while_they_join_is_a_lost_rank(group: Group, tmp_path: Path) -> None:
     """The limit holds, and the status says that it may go better again."""
     assert group.run(2, str(tmp_path), target="tests.rank_targets:left_while_joining") == [0, 9]
     assert float((tmp_path / "seconds").read_text()) < 5  # torch itself would try for five times two seconds
@@ -138,7 +138,7 @@ def test_a_rank_that_goes_while_they_join_is_a_lost_rank(group: Group, tmp_path:
     assert "could not join the others within 2 s" in group.said()
 
 
-def test_an_error_of_one_rank_ends_all(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_an_error_of_one_rank_ends_all(group: Group, tmp_path: Path) -> None:
     """Every environment of the second rank fails; the first one notices that it has gone."""
     changes = {"env": "tests.rank_targets:FailsOnTheSecondRank", "rewards": None, "prompts_per_step": 2}
     recipe = runs.write(tmp_path / "failing.yaml", **{"algorithm": {"name": "rloo", "group_size": 2}, **changes})

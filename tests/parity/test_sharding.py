@@ -20,7 +20,7 @@ from lmgym.models.skeleton import Skeleton
 from tests import runs
 from tests.parity.test_resume import ALGORITHMS
 from tests.rank_targets import KINDS, ONE_PROCESS_EACH
-from tests.ranks import Group, alone, assert_equal_updates, begun, group, written  # noqa: F401 (fixtures)
+from tests.ranks import Group, assert_equal_updates, begun, written
 from tests.runs import assert_equal_runs
 
 pytestmark = pytest.mark.slow
@@ -35,8 +35,8 @@ REFERENCE = {
 
 @pytest.fixture(scope="module")
 def updates(
-    group: Group,  # noqa: F811
-    alone: Path,  # noqa: F811
+    group: Group,
+    alone: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[int, Path]:
     """What `rank_targets.gradients` wrote: one process with whole weights, and ranks with parts."""
@@ -45,7 +45,7 @@ def updates(
 
 
 @pytest.fixture(scope="module")
-def kinds(group: Group, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
+def kinds(group: Group, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = tmp_path_factory.mktemp
     begun(group, made("begun"), True)
     return {"alone": written(group, made("k"), 1, False, True), "2": written(group, made("k2"), 2, True, True)}
@@ -62,13 +62,13 @@ def test_gradients_of_all_kinds_of_models(name: str, kinds: dict[str, Path]) -> 
     assert_equal_updates(name, kinds["alone"], kinds["2"], 2)
 
 
-def launched(group: Group, folder: Path, size: int = 2, **changes: object) -> Path:  # noqa: F811
+def launched(group: Group, folder: Path, size: int = 2, **changes: object) -> Path:
     recipe = runs.write(folder.with_suffix(".yaml"), **{**FSDP, **REFERENCE, **changes})
     assert group.run(size, ["train", str(recipe), f"out={folder}"]) == [0] * size, group.said() + group.said(1)
     return folder
 
 
-def test_a_killed_run_ends_like_one_that_nobody_touched(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_a_killed_run_ends_like_one_that_nobody_touched(group: Group, tmp_path: Path) -> None:
     """Each rank reads its part of weights, moments and reference from the checkpoint."""
     whole, folder = launched(group, tmp_path / "whole", steps=8), tmp_path / "killed"
     group.start(2, ["train", str(tmp_path / "whole.yaml"), f"out={folder}"])
@@ -80,13 +80,13 @@ def test_a_killed_run_ends_like_one_that_nobody_touched(group: Group, tmp_path: 
     assert_equal_runs(whole, folder)
 
 
-def test_a_rank_that_goes_in_an_exchange_of_weights_is_named(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_a_rank_that_goes_in_an_exchange_of_weights_is_named(group: Group, tmp_path: Path) -> None:
     """torch's own exchanges raise what any mistake may raise; a mistake is not taken for a lost rank."""
     assert group.run(2, str(tmp_path), target="tests.rank_targets:left_alone") == [0, 9], group.said()
     assert (tmp_path / "said").read_text() == "rank 0: lost the connection to rank 1"
 
 
-def test_a_checkpoint_is_the_same_model_for_any_number_of_ranks(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_a_checkpoint_is_the_same_model_for_any_number_of_ranks(group: Group, tmp_path: Path) -> None:
     """With learning rate 0 what was loaded is what is saved, by two ranks with a critic of its own, then by one."""
     changes = {"algorithm": {"name": "ppo"}, "optimizer": {"learning_rate": 0.0}, "steps": 1}
     section = {**runs.TINY["policy"], "critic": "separate"}
@@ -100,7 +100,7 @@ def test_a_checkpoint_is_the_same_model_for_any_number_of_ranks(group: Group, tm
     assert [record["kind"] for record in records] == ["train", "resume", "train"]
 
 
-def test_adapters_and_bf16(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_adapters_and_bf16(group: Group, tmp_path: Path) -> None:
     """Whole runs: what samples is a whole copy, in the precision of the forward pass; the reference is the base."""
     section = {**runs.TINY["policy"], "lora_rank": 4, "compute": "bfloat16"}
     evaluation = {"every": 1, "examples": 8, "keep_best": "reward"}
@@ -110,7 +110,7 @@ def test_adapters_and_bf16(group: Group, tmp_path: Path) -> None:  # noqa: F811
     assert any(bool(tensor.any()) for name, tensor in load_file(adapters).items() if "lora_B" in name)
 
 
-def test_each_rank_holds_its_part(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_each_rank_holds_its_part(group: Group, tmp_path: Path) -> None:
     statuses = group.run(2, str(tmp_path), target="tests.rank_targets:parts")
     assert statuses == [0, 0], group.said() + group.said(1)
     held = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]

@@ -16,7 +16,7 @@ from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update
 from tests import vision_models
 from tests.parity.test_vision import pictures, sampled
-from tests.ranks import NEAR, Group, group  # noqa: F401 (a fixture)
+from tests.ranks import NEAR, Group
 
 LIMIT = 600.0  # seconds; on a busy machine a rank may wait long for another
 
@@ -47,7 +47,7 @@ def gradients(models: str, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_do_not_depend_on_the_number_of_ranks(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_gradients_do_not_depend_on_the_number_of_ranks(group: Group, tmp_path: Path) -> None:
     for family in vision_models.FAMILIES:  # here, since transformers lets the first rank alone write one
         vision_models.write(family, tmp_path / "models" / family)
     for size in (1, 2):

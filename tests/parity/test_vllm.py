@@ -49,7 +49,7 @@ from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs, vision_models
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_sampler import reported_and_scored
-from tests.ranks import Group, group  # noqa: F401 (a fixture)
+from tests.ranks import Group
 
 PYTHON = os.environ.get("LMGYM_VLLM")
 WITH_VLLM = pytest.mark.skipif(PYTHON is None, reason="needs LMGYM_VLLM, a Python that has vLLM")
@@ -496,7 +496,7 @@ def test_a_teacher_on_a_server_is_that_teacher_here(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(900)
-def test_several_ranks_share_a_server_and_push_once(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_several_ranks_share_a_server_and_push_once(group: Group, tmp_path: Path) -> None:
     """Each rank asks for its own answers, and none before the server has the weights: every answer has their version,
     and agrees with the policy. With top_k the sets travel between the ranks too."""
     sampling = {"max_new_tokens": 6, "top_k": 20}
@@ -513,7 +513,7 @@ def test_several_ranks_share_a_server_and_push_once(group: Group, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_server_that_fails_the_canary_ends_all_ranks(group: Group, tmp_path: Path) -> None:  # noqa: F811
+def test_a_server_that_fails_the_canary_ends_all_ranks(group: Group, tmp_path: Path) -> None:
     """The first rank alone has pushed and tried; the others say the same sentence, and write nothing."""
     wrong = {"token_id": 40, "logprob": -0.5, "top_logprobs": []}
     with stand_in(lambda body: [wrong] * body["sampling_params"]["max_tokens"]) as (address, asked_for):
