@@ -86,7 +86,8 @@ def draw(results: Sequence[dict[str, Any]], blind: float, path: Path) -> None:
     axes.axhline(blind, color="0.5", linewidth=1, linestyle="--")
     axes.annotate("examples", (begun, 0.02), (-6, 0), textcoords="offset points", ha="right", color="0.4")
     axes.annotate("GRPO", (begun, 0.02), (6, 0), textcoords="offset points", color="0.4")
-    axes.annotate("best guess without the picture", (0, blind), (4, 3), textcoords="offset points", color="0.4")
+    place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+    axes.annotate("best guess without the picture", (1, blind), (-4, -12), color="0.4", **place)
     axes.set(xlabel="steps", ylabel="right answers, unseen pictures, sampled", ylim=(0, 1))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
