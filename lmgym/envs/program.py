@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from lmgym.core import registry
 from lmgym.core.constraints import PositiveFloat, PositiveInt
-from lmgym.core.errors import LmgymError, represent, shortened
+from lmgym.core.errors import LmgymError, represent, shortened, warn
 from lmgym.core.validation import Section, check_arguments
 from lmgym.envs.base import Heard, Step
 from lmgym.envs.replies import reply_of, step_of
 from lmgym.envs.vector import reward_number
+from lmgym.gateway.recording import Recording
 from lmgym.gateway.server import gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
 from lmgym.gateway.wire import SAMPLING, Answer, ChatRequest, Refused
@@ -33,7 +34,8 @@ FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 ENDPOINT = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 OTHERS = ("LMGYM_SEED", "PYTHONHASHSEED", "NO_PROXY", "no_proxy")  # of its variables that a container gets
 LOCAL = "127.0.0.1,localhost"  # never asked through a proxy
-KILLED = 128 + 9  # the exit status of a container whose program was killed
+KILLED = (-9, -15, 128 + 9, 128 + 15)  # exit statuses: of a killed keeper, of a killed program
+MOST_STARTS = 3  # of a program in an episode
 
 
 @registry.register("env", "agent")
@@ -63,7 +65,8 @@ class AgentProgram(Section):
     - `ignored`: fields of requests without effect, such as temperature, on which the recipe decides. Any other field
       that the gateway does not support is refused.
 
-    A program that fails, or works for too long, costs its own episode.
+    A program that fails, or works for too long, costs its own episode. One that something else has killed is started
+    again, twice at most: what it has asked before gets the same replies, so that it goes on where it was.
 
     Example: AgentProgram(command=["python", "my_agent.py"], ignored=["temperature"])"""
 
@@ -113,24 +116,29 @@ class AgentProgram(Section):
 
     async def reset(self, example: Example, seed: int) -> Prompt:
         self.close()
-        self._tree, self._mailbox, self._left = Tree(), Mailbox[Outcome](), self.seconds
-        self._address, key = gateway_of(os.getpid()).open(self._mailbox, tuple(self.ignored))
-        variables = _variables(self._address, key, seed)
-        start = partial(
-            Program,
-            self._start() if self.function is None else _nursery(os.getpid(), self.function).start,
-            variables if self._container is None else self._container.variables(variables, ENDPOINT + OTHERS),
-            json.dumps(_told(example)).encode() + b"\n",
-            self.output_mib * 2**20,
-            self._mailbox.end,
-        )
+        self._tree, self._recording, self._starts = Tree(), Recording(), 0
+        self._given, self._seed = json.dumps(_told(example)).encode() + b"\n", seed
         async with _room(os.getpid(), self.parallel):
-            self._program = start()
+            self._begin()
             step = await self._go_on()
         if step.branch is None:
             raise RuntimeError("the program ended without a request to the policy")
         self.template, self.stop, self.sampling_seed = step.branch.template, step.branch.stop, step.branch.sampling_seed
         return BarePrompt(step.messages[0]["content"]) if step.branch.bare else list(step.messages)
+
+    def _begin(self) -> None:
+        """Start the program, with an address of its own."""
+        self._mailbox, self._left = Mailbox[Outcome](), self.seconds
+        self._address, key = gateway_of(os.getpid()).open(self._mailbox, tuple(self.ignored))
+        variables = _variables(self._address, key, self._seed)
+        self._starts += 1
+        self._program = Program(
+            self._start() if self.function is None else _nursery(os.getpid(), self.function).start,
+            variables if self._container is None else self._container.variables(variables, ENDPOINT + OTHERS),
+            self._given,
+            self.output_mib * 2**20,
+            self._mailbox.end,
+        )
 
     def _start(self) -> Start:
         commands = [self._command(self.command, ())]
@@ -162,6 +170,7 @@ class AgentProgram(Section):
         if len(self._answer.replies) < waiting.request.choices:
             return self._ask(waiting.request)
         self._waiting = None
+        self._recording.add(waiting.request, self._answer)
         async with _room(os.getpid(), self.parallel):
             waiting.answered.set_result(self._answer)
             return await self._go_on()
@@ -169,13 +178,17 @@ class AgentProgram(Section):
     def close(self) -> None:
         """Kill the program and all that it has started."""
         if self._program is not None:
-            gateway_of(os.getpid()).close(self._address)
-            self._program.end()
-            self._program.wait()
-            self._program = None
+            self._end()
             self._mailbox.end(Outcome(0, "", ""))
             if self._waiting is not None:
                 self._waiting.answered.cancel()
+
+    def _end(self) -> None:
+        assert self._program is not None
+        gateway_of(os.getpid()).close(self._address)
+        self._program.end()
+        self._program.wait()
+        self._program = None
 
     async def _go_on(self) -> Step:
         """The step of the next request that can be answered, or the last step, after the program's end."""
@@ -188,13 +201,26 @@ class AgentProgram(Section):
                 raise RuntimeError(f"the program worked for more than {self.seconds:g} s") from None
             self._left -= time.monotonic() - began
             if isinstance(event, Outcome):
-                return Step(reward=self._earned(event), terminated=True)
-            self._waiting, self._answer = event, Answer(self._tree.count)
+                if event.status not in KILLED or event.too_long or self._starts == MOST_STARTS:
+                    return Step(reward=self._earned(event), terminated=True)
+                warn(
+                    "a program was killed by something else than lmgym; it is started again, and gets the same replies"
+                )
+                self._end()
+                self._recording.rewind()
+                self._begin()
+                continue
             try:
-                return self._ask(event.request)
+                if (reply := self._recording.again(event.request)) is None:
+                    self._waiting, self._answer = event, Answer(self._tree.count)
+                    return self._ask(event.request)
             except Refused as refused:
-                self._waiting = None
-                event.answered.set_exception(refused)
+                self._waiting, reply = None, refused
+                self._recording.add(event.request, refused)
+            if isinstance(reply, Refused):
+                event.answered.set_exception(reply)
+            else:
+                event.answered.set_result(reply)
 
     def _ask(self, request: ChatRequest) -> Step:
         """The request as a step of the environment."""
@@ -209,7 +235,7 @@ class AgentProgram(Section):
             raise RuntimeError(f"the program wrote more than {self.output_mib} MiB")
         if outcome.status:
             which = "the program or its grader" if self.grader else "the program"
-            if not last and self.sandbox and outcome.status == KILLED:
+            if not last and self.sandbox and outcome.status in KILLED:
                 last = "it was killed, perhaps for its memory (env.sandbox.memory_mib)"
             raise RuntimeError(f"{which} ended with exit status {outcome.status}: {shortened(last, 300)}")
         if self.reward == "none":

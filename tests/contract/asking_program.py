@@ -205,6 +205,23 @@ def misuses(task: dict[str, Any]) -> float:
     return 1.0
 
 
+def refused(task: dict[str, Any]) -> float:
+    """Is refused between two answers."""
+    first = answer([user("a")])
+    try:
+        ask([user("a")], temperature=2)
+    except urllib.error.HTTPError as error:
+        assert error.code == 400
+    calls = [{"id": "x", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    foreign = {"role": "assistant", "content": "", "tool_calls": calls}
+    try:
+        ask([user("a"), foreign, {"role": "tool", "tool_call_id": "x", "content": "3"}])
+    except urllib.error.HTTPError as error:
+        assert error.code == 400
+    answer([user("a"), first, user("b")])
+    return 1.0
+
+
 def tells_the_time(task: dict[str, Any]) -> float:
     """Asks something else each time."""
     answer([user(str(time.monotonic_ns()))])

@@ -317,6 +317,49 @@ def test_a_program_may_see_the_log_probabilities(tmp_path: Path) -> None:
         assert "".join(text for text, _ in seen) == decode(policy.tokenizer, turn.action_ids)
 
 
+class Murderous(Stopped):
+    """Kills the program, or its keeper, in the middle of these calls."""
+
+    def __init__(self, env: AgentProgram, calls: tuple[int, ...], keeper: bool, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.env, self.calls, self.keeper, self.count = env, calls, keeper, 0
+
+    def generate(self, requests: Any, sampling: Sampling, ended: Any = None) -> list[Completion]:
+        if self.count in self.calls:
+            assert self.env._program is not None
+            keeper = self.env._program._process.pid  # type: ignore[attr-defined]
+            children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+            for one in [keeper] if self.keeper else map(int, children):
+                os.kill(one, signal.SIGKILL)
+        self.count += 1
+        return super().generate(requests, sampling, ended)
+
+
+def killed_at(way: str, calls: tuple[int, ...], keeper: bool = False) -> Episode:
+    env, answers = environment(way), [[*ids_of(str(n)), chat.eos_token_id] for n in range(14)]
+    envs, engine = InProcess(lambda: env), Murderous(env, calls, keeper, [answers], [chat.eos_token_id])
+    [episode] = collect([(0, GAME)], Actor(engine, chat), Sampling(), (0, "t"), envs)
+    envs.close()
+    return episode
+
+
+@pytest.mark.parametrize(
+    ("way", "call", "keeper"), [("talk", 0, False), ("talk", 1, True), ("branches", 5, False), ("refused", 1, False)]
+)
+def test_a_program_that_something_else_kills_goes_on_where_it_was(way: str, call: int, keeper: bool) -> None:
+    with pytest.warns(UserWarning, match="killed by something else than lmgym; it is started again"):
+        killed = killed_at(way, (call,), keeper)
+    assert not killed.error and killed.to_json() == killed_at(way, ()).to_json()
+
+
+@pytest.mark.filterwarnings("ignore:a program was killed")
+def test_a_program_is_started_again_twice_and_must_ask_the_same() -> None:
+    with pytest.raises(LmgymError, match="the program ended with exit status 137"):
+        killed_at("branches", (3, 4, 6))
+    with pytest.raises(LmgymError, match="and then asked something else than before"):
+        killed_at("tells_the_time", (0,))
+
+
 @pytest.mark.parametrize("way", ["tells_the_time", "talk"])
 def test_a_program_that_begins_differently_is_noticed(way: str) -> None:
     envs, answers = InProcess(lambda: environment(way)), [[[*ids_of("4"), chat.eos_token_id]] * 2] * 2

@@ -70,7 +70,7 @@ class Snippets:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe of the campaign. `workers`: what a killed worker process costs: "nothing" (its call is repeated), "an
+    """A recipe of the campaign. `workers`: what a killed worker process costs: "nothing" (its work is repeated), "an
     episode", or "" if the run has none."""
 
     changes: dict[str, Any]
@@ -112,7 +112,7 @@ RECIPES = {
         {**PLAY, "env": {**GAMES["in processes"], "workers": 2}, "evaluation": {"env": GAMES["against itself"]}},
         workers="an episode",
     ),
-    "programs that ask": Recipe({**PROGRAMS, "steps": 4}, workers="an episode"),
+    "programs that ask": Recipe({**PROGRAMS, "steps": 4}, workers="nothing"),
     "snippets in the sandbox": Recipe(
         {"env": "tests.torture.kills:Snippets", "rewards": {}, "task": "episodes", "steps": 4, "prompts_per_step": 2},
         workers="an episode",
