@@ -270,7 +270,7 @@ def test_a_large_model_is_told_of_a_gain(monkeypatch: pytest.MonkeyPatch) -> Non
     policy = by_torch(policy_of("llama"))
     monkeypatch.setattr(onednn_products, "speedup", lambda: 2.04)
     assert products_sentence(policy) == ""
-    monkeypatch.setattr("lmgym.models.policy.SMALL", 1000)
+    monkeypatch.setattr("lmgym.models.sentences.SMALL", 1000)
     assert "onednn multiplies 2.0 times as fast here" in products_sentence(policy)
     monkeypatch.setattr(onednn_products, "speedup", lambda: 1.1)
     assert products_sentence(policy) == ""
