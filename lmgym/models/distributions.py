@@ -107,7 +107,7 @@ def logprobs_of_states(
     head: Any = model.model.get_output_embeddings()
     renormalised = batch.sampling_mask is None or batch.sampling_mask.renormalised
     # The usual case, a plain linear head: the fused function.
-    if states.logits is None and model.own_head is None and is_plain(head) and renormalised:
+    if states.logits is None and has_plain_head(model) and renormalised:
         hidden = states.hidden[: len(row)]
         weight, computed = model.head_weights
         hidden = hidden if model.compute == model.master else hidden.to(model.compute)
@@ -146,9 +146,10 @@ def logprobs_of_states(
     return torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks])
 
 
-def is_plain(head: Any) -> bool:
-    """A linear map without bias or adapters."""
-    return type(head) is nn.Linear and head.bias is None
+def has_plain_head(model: ScoringModel) -> bool:
+    """Whether the LM head is a linear map without bias or adapters."""
+    head: Any = model.model.get_output_embeddings()
+    return model.own_head is None and type(head) is nn.Linear and head.bias is None
 
 
 def bias_of(model: ScoringModel) -> Tensor | None:
@@ -171,7 +172,7 @@ def distribution_sums(
     From the first R hidden states, `model.head_chunk` of them at a time, so the logits [R V] of all actions never exist
     at once."""
     head: Any = model.model.get_output_embeddings()
-    plain = model.own_head is None and is_plain(head)
+    plain = has_plain_head(model)
     # Once for all chunks: ranks that share the head's weights may have different numbers of chunks.
     weight = whole(head.weight).to(model.compute) if plain and states.logits is None else None
     bias, found = bias_of(model), []

@@ -12,7 +12,7 @@ from lmgym.batch import Batch, States
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.parts import whole
 from lmgym.functional.divergences import Divergence
-from lmgym.models.distributions import action_logits, bias_of, is_plain
+from lmgym.models.distributions import action_logits, bias_of, has_plain_head
 from lmgym.models.kernels.fused_divergence import (
     Comparison,
     FusedDivergence,
@@ -83,8 +83,7 @@ def compare_by(
     def adjust(logits: Tensor, part: slice) -> Tensor:
         return action_logits(logits, batch, row[part], column[part])
 
-    head: Any = model.model.get_output_embeddings()
-    if states.logits is None and is_plain(head):
+    if states.logits is None and has_plain_head(model):
         hidden = states.hidden[: len(row)]
         weight, computed = model.head_weights
         hidden = hidden if model.compute == model.master else hidden.to(model.compute)
@@ -147,11 +146,10 @@ def teacher_states(teacher: Teacher, read: Batch, row: Int[Tensor, " R"], column
 
 def logits_of(teacher: Teacher, states: States) -> TeacherLogits:
     """A function from a slice of these states to the teacher's logits [r W] there."""
-    head: Any = teacher.model.get_output_embeddings()
     logits = states.logits
     if logits is not None:
         return lambda part: logits[part]
-    if not is_plain(head):
+    if not has_plain_head(teacher):
 
         def through_head(part: slice) -> Tensor:
             with torch.no_grad(), teacher.precision():
@@ -159,7 +157,7 @@ def logits_of(teacher: Teacher, states: States) -> TeacherLogits:
 
         return through_head
     hidden, bias = states.hidden.to(teacher.compute), bias_of(teacher)
-    weight = whole(head.weight).detach().to(teacher.compute)
+    weight = whole(teacher.model.get_output_embeddings().weight).detach().to(teacher.compute)
     buffer = hidden.new_empty(0, len(weight))
 
     def product(part: slice) -> Tensor:

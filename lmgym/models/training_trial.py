@@ -7,6 +7,7 @@ not be much further from the first than torch is."""
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.models import lora
 from lmgym.models.attention import packed
 from lmgym.models.attention.cpu import BlockGroups
-from lmgym.models.distributions import bias_of, is_plain
+from lmgym.models.distributions import bias_of, has_plain_head
 from lmgym.models.families import trunk_of
 from lmgym.models.kernel_choice import Kernels, chosen
 from lmgym.models.kernels import onednn_linear, training
@@ -32,8 +33,8 @@ FACTOR = 2.0  # of the kernels' distance to fp32 over torch's
 
 def trains_native_where(policy: Policy, wanted: Kernels) -> tuple[bool, str]:
     """`kernel_choice.chosen` for scoring and updates."""
-    made_for = "layers like Llama's, or a plain LM head, that train in bf16 on a CPU, with weights in fp32"
-    return chosen(policy, "update_kernels", wanted, made_for, serves, training.library, try_out)
+    made_for = "layers like Llama's, or with AMX a plain LM head, that train in bf16 on a CPU, with weights in fp32"
+    return chosen(policy, "update_kernels", wanted, made_for, serves, partial(_compile, policy), try_out)
 
 
 def serves(policy: Policy) -> bool:
@@ -44,24 +45,27 @@ def serves(policy: Policy) -> bool:
         return False
     precisions = {parameter.dtype for parameter in policy.model.parameters()}  # bf16 below adapters (frozen_base.py)
     known = policy.master == torch.float32 and precisions <= {torch.float32, torch.bfloat16}
-    return known and (policy.has_known_layers or has_plain_head(policy))
+    return known and (policy.has_known_layers or (has_known_head(policy) and training.may_have_products()))
 
 
-def has_plain_head(policy: Policy) -> bool:
+def _compile(policy: Policy) -> None:
+    training.library()
+    if not policy.has_known_layers and not training.has_products():
+        raise LmgymError("of this family they have the LM head alone, and the system keeps AMX from this process")
+
+
+def has_known_head(policy: Policy) -> bool:
     """True if the LM head is a plain linear map, of a size that the kernels know."""
-    head: Any = policy.model.get_output_embeddings()
-    plain = policy.own_head is None and is_plain(head) and bias_of(policy) is None
-    return plain and all(number % training.SIDE == 0 for number in head.weight.shape)
+    sizes = policy.model.get_output_embeddings().weight.shape
+    known = has_plain_head(policy) and bias_of(policy) is None
+    return known and all(number % training.SIDE == 0 for number in sizes)
 
 
 def try_out(policy: Policy) -> None:
-    """Raise LmgymError if a layer or the head computes something else with the kernels than with torch, or if the
-    kernels have neither for this policy."""
+    """Raise LmgymError if a layer or the head computes something else with the kernels than with torch."""
     tried = {"layer": _layer_ways(policy.model)} if policy.has_known_layers else {}
-    if has_plain_head(policy) and training.has_products():
+    if has_known_head(policy) and training.has_products():
         tried["LM head"] = _head_ways(policy.model)
-    if not tried:
-        raise LmgymError("of this family they have the LM head alone, and that on processors with AMX")
     for what, ways in tried.items():
         exact, torchs, ours = ({name: one.double() for name, one in way().items()} for way in ways)
         for name, expected in exact.items():

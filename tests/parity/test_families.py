@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lmgym.batch import Batch
 from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
+from lmgym.functional.divergences import Divergence
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models import attention_probe, copies, fast_path, scoring
@@ -31,6 +32,7 @@ from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
 from lmgym.models.sentences import path_sentence
+from lmgym.models.teaching import compare
 from lmgym.training.machine import choose_machine
 from lmgym.training.setup import load_weights
 from lmgym.types import Episode, Example, Turn
@@ -244,6 +246,30 @@ def test_greedy_answers_equal_generate(family: str) -> None:
         for answer in answers:
             expected = {models.EOS: "eos", ending: "stop"}.get(answer.ids[-1], "length")
             assert answer.stop == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "granite", "cohere2", "gemma2"])
+def test_a_divergence_is_that_of_the_models_own_logits(family: str) -> None:
+    """Scaled and capped ones too, of a student and of a teacher; both are models that agree with `of_hugging_face`."""
+    policy, other, batch = policy_of(family), policy_of("qwen2"), batch_of_rows()
+    row, column = batch.actions.nonzero(as_tuple=True)
+    with torch.no_grad():
+        for student, teacher in ((policy, other), (other, policy)):
+            states = student.states(batch, row, column - 1)
+            found = compare(student, teacher, batch, states, row, column, Divergence("reverse_kl"))
+            p, q = (of_rows(one.model, batch)[row, column - 1] for one in (student, teacher))
+            own = p.gather(1, batch.tokens[row, column][:, None])[:, 0]
+            assert rounding.near(student.model, found.logprobs, own)
+            assert rounding.near(student.model, found.divergences, (p.exp() * (p - q)).sum(-1))
+
+
+def of_rows(model: Any, batch: Batch) -> Tensor:
+    """log_softmax of the model's forward pass over each row alone, [rows, tokens, vocabulary]."""
+    result = torch.zeros(*batch.tokens.shape, model.config.vocab_size)
+    for row, tokens in enumerate(batch.tokens):
+        length = int(batch.mask[row].sum())
+        result[row, :length] = model(input_ids=tokens[None, :length]).logits[0].log_softmax(-1)
+    return result
 
 
 @every_fast_family

@@ -179,12 +179,17 @@ def test_gradients_are_as_near_to_fp32_as_torchs(family: str, vocabulary: int, k
         assert float((native_one - right).norm()) <= 2 * float((usual - right).norm()), name
 
 
-@pytest.mark.skipif(not (HERE and training.has_products()), reason="no products in tiles (AMX) on this processor")
 @pytest.mark.parametrize("family", ["gemma3_text", "phi3", "gpt_neox"])
 def test_the_head_of_another_family_is_as_near_to_fp32_as_torchs(family: str) -> None:
-    """Its layers are torch's: the gradients that come back to them are compared as well."""
+    """Its layers are torch's: the gradients that come back to them are compared as well. Without AMX torch serves."""
     policy, batch = policy_of(family), batch_of()
     ours = policy.but(**vars(route_of(policy.but(compute=torch.float32, rounded=None, trains_native=False))))
+    if not training.has_products():
+        assert not training_trial.trains_native_where(ours, "auto")[0]
+        with pytest.raises(LmgymError, match="AMX"):
+            training_trial.trains_native_where(ours, "native")
+        return
+    assert training.may_have_products()
     assert training_trial.trains_native_where(ours, "auto") == (True, "")
     assert update_kernels_sentence(ours).startswith("update kernels: native (LM head,")
     exact = gradients(in_fp32(ours), batch)
@@ -194,6 +199,19 @@ def test_the_head_of_another_family_is_as_near_to_fp32_as_torchs(family: str) ->
     for name, *three in zip(names, *([one[0], *one[1].values()] for one in (exact, torchs, found)), strict=True):
         right, usual, native_one = (one.double() for one in three)
         assert float((native_one - right).norm()) <= 2 * float((usual - right).norm()), name
+
+
+def test_without_tiles_the_head_alone_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the processor has none, nothing is compiled; where the system keeps them back, a sentence says so."""
+    policy = policy_of("gpt_neox")
+    ours = policy.but(**vars(route_of(policy.but(compute=torch.float32, rounded=None, trains_native=False))))
+    monkeypatch.setattr(training, "has_products", lambda: False)
+    monkeypatch.setattr(training, "may_have_products", lambda: True)
+    used, why = training_trial.trains_native_where(ours, "auto")
+    assert not used and "the system keeps AMX from this process" in why
+    monkeypatch.setattr(training, "may_have_products", lambda: False)
+    monkeypatch.setattr(training, "library", lambda: pytest.fail("compiled for nothing"))
+    assert training_trial.trains_native_where(ours, "auto") == (False, "")
 
 
 def test_what_cannot_be_sampled_has_no_probability(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +297,9 @@ def test_without_a_compiler_torch_serves_and_a_sentence_says_so(monkeypatch: pyt
     policy = policy_of("llama")
     for other in (policy.but(compute=torch.float32), policy.but(exact=True), policy.but(flex=True)):
         assert training_trial.trains_native_where(other, "auto") == (False, "")
-        with pytest.raises(LmgymError, match="layers like Llama's, or a plain LM head, that train in bf16 on a CPU"):
+        with pytest.raises(
+            LmgymError, match="layers like Llama's, or with AMX a plain LM head, that train in bf16 on a CPU"
+        ):
             training_trial.trains_native_where(other, "native")
     training.library.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")

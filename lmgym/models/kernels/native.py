@@ -207,7 +207,7 @@ def compiled(source: Path) -> ctypes.CDLL:
         raise LmgymError("there is no C++ compiler (g++)")
     version, texts = _output([compiler, "--version"], source), [source, *sorted(source.parent.glob("*.h"))]
     written = (path.read_text(encoding="utf-8") for path in texts)
-    depends = (*written, version, " ".join(FLAGS), platform.machine(), _processor())
+    depends = (*written, version, " ".join(FLAGS), platform.machine(), processor())
     name = hashlib.sha256("\0".join(depends).encode()).hexdigest()[:24] + ".so"
     path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / FOLDER / name
     try:
@@ -236,8 +236,8 @@ def _output(command: list[str], source: Path) -> str:
         raise LmgymError(f"{command[0]} takes more than {SECONDS} seconds") from error
 
 
-def _processor() -> str:
-    """What -march=native depends on."""
+def processor() -> str:
+    """What -march=native depends on: the processor's name and its flags."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -70,6 +70,11 @@ def library() -> ctypes.CDLL:
     return found
 
 
+def may_have_products() -> bool:
+    """False where `has_products` would be; known before anything is compiled."""
+    return " amx_bf16 " in f"{native.processor()} "
+
+
 @cache
 def has_products() -> bool:
     """True if this processor multiplies in tiles (AMX), and the system lets it."""
