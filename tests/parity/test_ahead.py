@@ -50,7 +50,7 @@ def versions(run: Path) -> list[int]:
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(("ahead", "workers"), [(1, 2), (4, 1)])
+@pytest.mark.parametrize(("ahead", "workers"), [(1, 1), (2, 2), (4, 1)])
 def test_a_pool_of_any_size_is_the_process_that_samples_in_turn(ahead: int, workers: int, tmp_path: Path) -> None:
     """The answers of step s come from the weights after s - K updates, whoever samples them."""
     one = runs.run(tmp_path / "one", engine=in_turn(ahead), **CHANGES)

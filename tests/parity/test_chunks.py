@@ -196,11 +196,14 @@ def test_the_correction_reads_what_each_token_was_sampled_with(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_pool_is_the_process_that_samples_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where one of two generators is lost in the middle."""
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_pool_is_the_process_that_samples_in_turn(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a generator is lost in the middle."""
     one = runs.run(tmp_path / "one", engine=engine(), **CHANGES)
     killing = Killing(monkeypatch, pushes=(3,))
-    pool = engine(name="pool", workers=2, threads=1)
+    pool = engine(name="pool", workers=workers, threads=1)
     assert_equal_runs(one, runs.run(tmp_path / "pool", engine=pool, **CHANGES), but=RECIPE)
     assert killing.kills == 1
 

@@ -93,11 +93,12 @@ class Killing:
 def test_a_run_on_generators_that_die_is_the_run_of_one_process(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two steps of GRPO with an evaluation; in each step, and in the evaluation, one of two generators is killed."""
+    """Two steps of GRPO with an evaluation; in each step, and in the evaluation, one of three generators is killed.
+    (Of two and of one below.)"""
     changes: dict[str, Any] = {"steps": 2, "evaluation": {"every": 2, "examples": 8}}
     one = runs.run(tmp_path / "one", engine=ONE, **changes)
     killing = Killing(monkeypatch)
-    pool = runs.run(tmp_path / "pool", engine={"name": "pool", "unit": UNIT, "workers": 2}, **changes)
+    pool = runs.run(tmp_path / "pool", engine={"name": "pool", "unit": UNIT, "workers": 3}, **changes)
     assert_equal_runs(one, pool, but=RECIPE)
     assert killing.kills >= 3
 
