@@ -34,7 +34,8 @@ FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 ENDPOINT = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 OTHERS = ("LMGYM_SEED", "PYTHONHASHSEED", "NO_PROXY", "no_proxy")  # of its variables that a container gets
 LOCAL = "127.0.0.1,localhost"  # never asked through a proxy
-KILLED = (-9, -15, 128 + 9, 128 + 15)  # exit statuses: of a killed keeper, of a killed program
+KEEPER_KILLED = (-9, -15)  # exit statuses
+PROGRAM_KILLED = (128 + 9, 128 + 15)  # of a container it may be the limit of its own memory
 MOST_STARTS = 3  # of a program in an episode
 
 
@@ -54,7 +55,8 @@ class AgentProgram(Section):
       without the policy, with the example on its standard input.
     - `reward`: `printed` (the last line of the output is JSON such as {"reward": 1.0}: the grader's, or the program's
       own), or `none`: the recipe's `rewards:` alone judge the conversation.
-    - `seconds`: how long program and grader may work in an episode, without the time of waiting for the policy.
+    - `seconds`: how long program and grader may work in an episode, without the time of waiting for the policy; anew
+      for one that is started again.
     - `max_turns`: most turns of the policy in an episode, which is then truncated, and the program killed.
     - `parallel`: how many programs work at the same time; the others wait to start, or for their replies.
     - `output_mib`: most that it may write to its output and errors.
@@ -201,7 +203,8 @@ class AgentProgram(Section):
                 raise RuntimeError(f"the program worked for more than {self.seconds:g} s") from None
             self._left -= time.monotonic() - began
             if isinstance(event, Outcome):
-                if event.status not in KILLED or event.too_long or self._starts == MOST_STARTS:
+                killed = KEEPER_KILLED if self.sandbox else (*KEEPER_KILLED, *PROGRAM_KILLED)
+                if event.status not in killed or event.too_long or self._starts == MOST_STARTS:
                     return Step(reward=self._earned(event), terminated=True)
                 warn(
                     "a program was killed by something else than lmgym; it is started again, and gets the same replies"
@@ -210,13 +213,14 @@ class AgentProgram(Section):
                 self._recording.rewind()
                 self._begin()
                 continue
+            self._waiting, self._answer = event, Answer(self._tree.count)
             try:
                 if (reply := self._recording.again(event.request)) is None:
-                    self._waiting, self._answer = event, Answer(self._tree.count)
                     return self._ask(event.request)
             except Refused as refused:
-                self._waiting, reply = None, refused
+                reply = refused
                 self._recording.add(event.request, refused)
+            self._waiting = None
             if isinstance(reply, Refused):
                 event.answered.set_exception(reply)
             else:
@@ -235,7 +239,7 @@ class AgentProgram(Section):
             raise RuntimeError(f"the program wrote more than {self.output_mib} MiB")
         if outcome.status:
             which = "the program or its grader" if self.grader else "the program"
-            if not last and self.sandbox and outcome.status in KILLED:
+            if not last and self.sandbox and outcome.status in PROGRAM_KILLED:
                 last = "it was killed, perhaps for its memory (env.sandbox.memory_mib)"
             raise RuntimeError(f"{which} ended with exit status {outcome.status}: {shortened(last, 300)}")
         if self.reward == "none":

@@ -10,7 +10,7 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.envs.replies import reply_of, with_tools, writer
 from lmgym.gateway.session import Mailbox, Tree, Waiting
-from lmgym.gateway.wire import Answer, Refused, Reply
+from lmgym.gateway.wire import Answer, ChatRequest, Refused, Reply
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.rollouts.actor import Actor
 from lmgym.text.chat import decode
@@ -49,9 +49,8 @@ class Serving:
                 one.answered.set_exception(Refused(str(error)))
         # 2. The answers, all choices of all requests at once.
         requests = [
-            self._request(ids, seeds.key(*drawn, choice, parent=self._key), one.request.stop)
+            self._request(ids, self._key_of(one.request, number, choice), one.request.stop)
             for one, number, ids in prompts
-            for drawn in [(number,) if one.request.seed is None else ("seed", one.request.seed)]
             for choice in range(one.request.choices)
         ]
         completions = iter(self._actor.engine.generate(requests, self._sampling) if requests else [])
@@ -61,6 +60,12 @@ class Serving:
             one.answered.set_result(Answer(number, replies, len(ids)))
         if self._tree.count > MOST_KNOWN:
             self._tree = Tree()
+
+    def _key_of(self, request: ChatRequest, number: int, choice: int) -> int:
+        """The key of an answer's random numbers."""
+        if request.seed is None:
+            return seeds.key(number, choice, parent=self._key)
+        return seeds.key("seed", request.seed, choice, parent=self._key)
 
     def _request(self, ids: list[int], key: int, stop: tuple[str, ...]) -> Request:
         if self._actor.decoder_start:
