@@ -8,6 +8,8 @@ from pathlib import Path, PurePosixPath
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
+from pygments.lexers.special import TextLexer
+from pygments.util import ClassNotFound
 
 FOLDER = "source"
 SHOWN = (".py", ".yaml", ".toml", ".json")  # of a folder
@@ -53,8 +55,12 @@ def files(folder: Path) -> list[Path]:
 
 
 def coloured(text: str, path: str) -> str:
-    """Code as HTML, in the colours of the language that the file's name ends with."""
-    return str(highlight(text, get_lexer_for_filename(path), HtmlFormatter(cssclass="code", wrapcode=True)))
+    """Code as HTML, in the colours of the language that the file's name says; without colours if it says none."""
+    try:
+        lexer = get_lexer_for_filename(path)
+    except ClassNotFound:
+        lexer = TextLexer()
+    return str(highlight(text, lexer, HtmlFormatter(cssclass="code", wrapcode=True)))
 
 
 def style() -> str:

@@ -12,7 +12,7 @@ import nbformat
 import pytest
 
 import lmgym
-from docs.site import api, docstrings, formulas, notebooks, pages
+from docs.site import api, docstrings, formulas, notebooks, pages, sources
 from tests import runs
 
 ADDRESS = "https://example.org/lmgym"
@@ -20,18 +20,18 @@ DOCS = runs.ROOT / "docs"
 
 
 def test_links_lead_to_pages_and_to_source_files() -> None:
-    sources: set[str] = set()
+    linked: set[str] = set()
     text = "[a](grpo.md#state) [b](../../README.md) [c](../../lmgym/batch.py) [d](https://arxiv.org) `[e](x.md)`"
-    assert pages.rewritten(text, "docs/algorithms/ppo.md", "", sources) == (
+    assert pages.rewritten(text, "docs/algorithms/ppo.md", "", linked) == (
         "[a](grpo.md#state) [b](../index.md) [c](../source/lmgym/batch.py.html) [d](https://arxiv.org) `[e](x.md)`"
     )
-    assert sources == {"lmgym/batch.py"}
+    assert linked == {"lmgym/batch.py"}
 
 
 def test_links_lead_to_the_code_host_once_the_repository_has_an_address() -> None:
-    sources: set[str] = set()
-    written = pages.rewritten("[b](lmgym/batch.py) [t](lmgym/tasks)", "README.md", ADDRESS, sources)
-    assert written == f"[b]({ADDRESS}/blob/main/lmgym/batch.py) [t]({ADDRESS}/tree/main/lmgym/tasks)" and not sources
+    linked: set[str] = set()
+    written = pages.rewritten("[b](lmgym/batch.py) [t](lmgym/tasks)", "README.md", ADDRESS, linked)
+    assert written == f"[b]({ADDRESS}/blob/main/lmgym/batch.py) [t]({ADDRESS}/tree/main/lmgym/tasks)" and not linked
 
 
 def test_code_keeps_what_looks_like_a_link() -> None:
@@ -74,6 +74,15 @@ def test_the_notebooks_are_stored_without_outputs() -> None:
     for notebook in (runs.ROOT / "docs" / "notebooks").glob("*.ipynb"):
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
         assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), notebook.name
+
+
+def test_a_source_file_is_a_page_of_html(tmp_path: Path) -> None:
+    """Coloured where its name says a language, and else as it is; what it holds is no HTML of the page."""
+    (tmp_path / "a.py").write_text('"Two & <b>"\nx = 1 < 2\n')
+    (tmp_path / "NOTES").write_text("a <script> here\n")
+    code, notes = (sources.page(tmp_path, name) for name in ("a.py", "NOTES"))
+    assert "1</span>" in code and "<b>" not in code and "a &lt;script&gt; here" in notes
+    assert 'href="../source.css"' in code and sources.summary(tmp_path / "a.py") == "Two &amp; &lt;b&gt;"
 
 
 def test_outputs_of_a_cell() -> None:
