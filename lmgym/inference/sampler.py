@@ -72,7 +72,7 @@ class Sampler:
             self._copy = copies.sampling(policy)
             if policy.native:
                 model = self._copy.model
-                self._fused = FusedLayers(trunk_of(model).layers, model.get_output_embeddings())
+                self._fused = FusedLayers(trunk_of(model).layers, model.get_output_embeddings(), policy.rules)
         with torch.no_grad():
             for ours, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
                 newest = policy.computed(theirs) if shared else whole(theirs)

@@ -12,6 +12,8 @@ from lmgym.core.errors import LmgymError
 FAST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "gpt_neox")
 # Those whose layers are Llama's, with or without biases and norms of each head.
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
+# Those with Gemma's norms and gates (kernels/layer_form.py).
+LIKE_GEMMA = ("gemma", "gemma3_text")
 # Encoder-decoders whose head is a linear map of its input (plus final_logits_bias), so that it can run on the actions
 # only. Any other runs its own head on every token.
 FAST_ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "blenderbot", "marian")

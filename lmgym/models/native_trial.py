@@ -20,7 +20,7 @@ from lmgym.models.policy import Policy
 
 def native_where(policy: Policy, wanted: Kernels) -> tuple[bool, str]:
     """`kernel_choice.chosen` for sampling."""
-    made_for = "layers like Llama's that sample in bf16 on a CPU"
+    made_for = "layers like Llama's or Gemma's that sample in bf16 on a CPU"
     return chosen(policy, "kernels", wanted, made_for, serves, native.library, try_out)
 
 
@@ -40,7 +40,7 @@ def try_out(policy: Policy) -> None:
     lora.fill(sampling.model)
     _, spread = own_logprobs(sampling, batch)
     usual = [way(sampling, batch) for way in DECODED]
-    fused = FusedLayers(trunk_of(sampling.model).layers, sampling.model.get_output_embeddings())
+    fused = FusedLayers(trunk_of(sampling.model).layers, sampling.model.get_output_embeddings(), policy.rules)
     fused.lay_out()
     bound, found = bound_of(sampling, spread), [way(sampling, batch) for way in DECODED]
     fused.release()  # what refers to itself would keep its weights for a while

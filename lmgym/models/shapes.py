@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lmgym.models.families import context_length, supports_fast_path
 from lmgym.models.hooks import layers_of
-from lmgym.models.kernels.fused_layers import has_known_layers
+from lmgym.models.kernels.layer_form import has_known_layers
 from lmgym.models.model_info import skeleton, stored_precision
 from lmgym.models.policy_section import PolicySection
 from lmgym.models.vision import family_of, language_of, vision_names
@@ -42,7 +42,7 @@ class Shapes:
     context: int | None
     tried: bool = False  # whether it is fast, a trial decides when its weights are loaded
     frozen: int = 0  # parameters that make features of pictures, and do not train
-    known: bool = False  # layers of which lmgym's own kernels for a CPU are made (kernels/fused_layers.py)
+    known: bool = False  # layers of which lmgym's own kernels for a CPU are made (kernels/layer_form.py)
     narrow: bool = False  # a base of adapters that is stored in bf16, and in passes in bf16 is held so
 
     @property

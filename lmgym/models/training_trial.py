@@ -1,11 +1,12 @@
 """Whether a policy scores and trains with kernels/fused_training.py and kernels/fused_head.py: if the kernels can be
-had, and agree in a trial. Layers are Llama's alone; a model of another family has its LM head computed by them.
+had, and agree in a trial. Layers are Llama's or Gemma's; a model of another family has its LM head computed by them.
 
 The trial is about the compiler and the processor at hand, so one layer and a part of the LM head are enough. Outputs
 and all gradients of some packed rows are computed three times, in fp32, by torch in bf16, and by the kernels; these may
 not be much further from the first than torch is."""
 
 import copy
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,7 +34,9 @@ FACTOR = 2.0  # of the kernels' distance to fp32 over torch's
 
 def trains_native_where(policy: Policy, wanted: Kernels) -> tuple[bool, str]:
     """`kernel_choice.chosen` for scoring and updates."""
-    made_for = "layers like Llama's, or with AMX a plain LM head, that train in bf16 on a CPU, with weights in fp32"
+    made_for = (
+        "layers like Llama's or Gemma's, or with AMX a plain LM head, that train in bf16 on a CPU, with weights in fp32"
+    )
     return chosen(policy, "update_kernels", wanted, made_for, serves, partial(_compile, policy), try_out)
 
 
@@ -92,7 +95,9 @@ def _layer_ways(model: PreTrainedModel) -> tuple[Way, Way, Way]:
     layout = BlockGroups(PROMPTS, ANSWERS, torch.tensor(PROMPT_OF_ANSWER), torch.device("cpu"))
     draw = torch.Generator().manual_seed(0)
     hidden, by_out = torch.randn(2, 1, len(layout.positions), model.config.hidden_size, generator=draw)
-    places = trunk.rotary_emb(hidden, position_ids=layout.positions[None])
+    by_type = "layer_type" in inspect.signature(trunk.rotary_emb.forward).parameters  # Gemma 3 has two kinds of layers
+    kind = {"layer_type": layer.self_attn.layer_type} if by_type else {}
+    places = trunk.rotary_emb(hidden, position_ids=layout.positions[None], **kind)
 
     def run() -> dict[str, Tensor]:
         states = hidden.clone().requires_grad_(True)

@@ -22,7 +22,8 @@ from lmgym.inference.base import Decoding, Request, Sampling
 from lmgym.inference.proof import prove
 from lmgym.inference.sampler import Sampler
 from lmgym.models import native_trial
-from lmgym.models.families import LIKE_LLAMA
+from lmgym.models.families import LIKE_GEMMA, LIKE_LLAMA
+from lmgym.models.fast_path import route_of
 from lmgym.models.kernels import native, onednn_linear
 from lmgym.models.policy import Policy
 from lmgym.models.sentences import kernels_sentence
@@ -42,13 +43,22 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def policy_of(family: str, used: bool = True) -> Policy:
-    """Two layers with heads of 32, two queries a key head, biases where the family may have them."""
-    fields = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    """Two layers with heads of 32, two queries a key head, biases where the family may have them; of Gemma 3 the first
+    one has a window."""
+    fields: dict[str, object] = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     fields |= {"head_dim": 32, "intermediate_size": 96, "max_position_embeddings": 128}
     fields |= {"attention_bias": True, "mlp_bias": True} if family == "llama" else {"sliding_window": None}
+    if family == "gemma3_text":
+        fields |= {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
     config = AutoConfig.for_model(family, vocab_size=320, eos_token_id=models.EOS, pad_token_id=0, **fields)
     model = models.sharpen(AutoModelForCausalLM.from_config(config), 0.12)
-    return Policy(model, models.tokenizer(), torch.bfloat16, prepacked=True, native=used)
+    route = route_of(Policy(model, models.tokenizer()))
+    return Policy(model, models.tokenizer(), torch.bfloat16, prepacked=True, native=used, route=route)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 33, 150])
@@ -74,11 +84,19 @@ def test_norms_and_gates_round_where_transformers_does() -> None:
     gate, up = hidden.double().chunk(2, -1)
     found = native.gated(hidden).double()
     assert bool(((found - gate * gate.sigmoid() * up).abs() <= (EPS + 8 * EPS32) * found.abs() + 1e-30).all())
+    # Gemma's norm rounds once; its gate's exponent has three roundings more, each of at most 2 u.
+    found = native.norm(hidden, weight, 1e-5, from_one=True).double()
+    assert bool(((found - normed * (1 + weight.double())).abs() <= (EPS / 2 + 99 * EPS32) * found.abs() + 1e-30).all())
+    found, gelu = native.gated(hidden, gelu=True).double(), nn.functional.gelu(gate, approximate="tanh")
+    exponent = 8 + 3 * float((1.6 * (gate + 0.045 * gate**3)).abs().max())
+    assert bool(((found - gelu * up).abs() <= (EPS + exponent * EPS32) * found.abs() + 1e-30).all())
 
 
 @pytest.mark.parametrize("size", native.SIZES)
-@pytest.mark.parametrize("group, shared", [(1, True), (3, True), (3, False), (5, True)])
-def test_attention_is_softmax_over_prompt_and_slot(size: int, group: int, shared: bool) -> None:
+@pytest.mark.parametrize(
+    "group, shared, window", [(1, True, 0), (3, True, 0), (3, False, 0), (5, True, 0), (3, True, 24), (4, False, 7)]
+)
+def test_attention_is_softmax_over_prompt_and_slot(size: int, group: int, shared: bool, window: int) -> None:
     """Against fp64, with prompts and slots of any length; the new token is in its slot's cache afterwards."""
     slots, key_heads, capacity, longest = 13, 2, 40, 19
     heads, draw = group * key_heads, torch.Generator().manual_seed(size + group)
@@ -96,7 +114,8 @@ def test_attention_is_softmax_over_prompt_and_slot(size: int, group: int, shared
     if shared:
         tensors |= {"prompt_keys": prompts[0], "prompt_values": prompts[1], "order": order}
         tensors |= {"prompt_of_slot": prompt_of_slot, "prompt_lengths": before}
-    numbers = dict(zip(native.NUMBERS.split(), (stride, slots, heads, key_heads, size, capacity, longest), strict=True))
+    given = stride, slots, heads, key_heads, size, capacity, longest, window, 0
+    numbers = dict(zip(native.NUMBERS.split(), given, strict=True))
     pointers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     asked = native.Attention(**places, **pointers, **numbers, scale=size**-0.5)
     assert native.library().attend(ctypes.byref(asked)) == 0
@@ -112,7 +131,7 @@ def test_attention_is_softmax_over_prompt_and_slot(size: int, group: int, shared
         cut = int(before[prompt_of_slot[slot]]) if shared else 0
         seen = [torch.cat([prompt[prompt_of_slot[slot], :, :cut], own[slot, :, : length + 1]], 1).double()
                 for prompt, own in zip(prompts, (keys, values), strict=True)]  # fmt: skip
-        seen = [one.repeat_interleave(group, 0) for one in seen]
+        seen = [one[:, -window:].repeat_interleave(group, 0) for one in seen]  # all of it without a window
         scores = (seen[0] @ query[slot, :, :, None])[..., 0] * size**-0.5
         expected = (scores.softmax(-1)[:, None] @ seen[1])[:, 0]
         # A score is off by the roundings of its sum, and so is the logarithm of each share.
@@ -138,7 +157,7 @@ def test_draws_are_those_of_the_function(dtype: torch.dtype, vocabulary: int) ->
         assert bool(((logprobs - exact).abs() <= 8 * rounding.rounding(16, size)).all())
 
 
-@pytest.mark.parametrize("family", LIKE_LLAMA)
+@pytest.mark.parametrize("family", [*LIKE_LLAMA, *LIKE_GEMMA])
 def test_what_is_sampled_is_what_is_scored(family: str) -> None:
     """As far as bf16 explains, also with slots that are freed and filled again, and in conversations."""
     policy = policy_of(family)
@@ -187,7 +206,7 @@ def test_without_a_compiler_torchs_layers_serve_and_a_sentence_says_so(monkeypat
     assert native_trial.native_where(policy, "auto") == (True, "")
     assert native_trial.native_where(policy, "torch") == (False, "")
     assert native_trial.native_where(policy.but(compute=torch.float32), "auto") == (False, "")
-    with pytest.raises(LmgymError, match="layers like Llama's that sample in bf16 on a CPU"):
+    with pytest.raises(LmgymError, match="layers like Llama's or Gemma's that sample in bf16 on a CPU"):
         native_trial.native_where(policy.but(compute=torch.float32), "native")
     native.library.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -199,7 +218,7 @@ def test_without_a_compiler_torchs_layers_serve_and_a_sentence_says_so(monkeypat
 
 
 def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "gated", lambda both: both.chunk(2, -1)[0].contiguous())
+    monkeypatch.setattr(native, "gated", lambda both, gelu: both.chunk(2, -1)[0].contiguous())
     used, why = native_trial.native_where(policy_of("qwen2"), "auto")
     assert not used and "their log-probabilities differ from torch's by" in why
 

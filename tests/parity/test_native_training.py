@@ -22,9 +22,10 @@ from lmgym.models import training_trial
 from lmgym.models.attention import segments
 from lmgym.models.attention.cpu import BlockGroups, BlockRows
 from lmgym.models.attention.tree import BlockTree
-from lmgym.models.families import LIKE_LLAMA
+from lmgym.models.families import LIKE_GEMMA, LIKE_LLAMA
 from lmgym.models.fast_path import route_of
 from lmgym.models.kernels import fused_head, fused_training, onednn_linear, training
+from lmgym.models.kernels.layer_form import READ, Form
 from lmgym.models.policy import Policy
 from lmgym.models.prefix_trees import PrefixTree
 from lmgym.models.rounding import RoundedWeights, random_table, round_stochastically
@@ -48,14 +49,22 @@ LAYOUTS = {
 
 
 def policy_of(family: str, used: bool = True, vocabulary: int = 320, **fields: int) -> Policy:
-    """Two layers with heads of 32, two queries a key head, biases where the family may have them."""
-    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    """Two layers with heads of 32, two queries a key head, biases where the family may have them; of Gemma 3 the first
+    one has a window, of fewer tokens than some rows have."""
+    shape: dict[str, object] = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     shape |= {"head_dim": 32, "intermediate_size": 96, "max_position_embeddings": 256, **fields}
     shape |= {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
-    shape["sliding_window"] = 64 if family == "gemma3_text" else None
+    shape["sliding_window"] = None
+    if family == "gemma3_text":
+        shape |= {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
     config = AutoConfig.for_model(family, vocab_size=vocabulary, eos_token_id=models.EOS, pad_token_id=0, **shape)
     model = models.sharpen(AutoModelForCausalLM.from_config(config), 0.12)
-    policy = Policy(model, models.tokenizer(), torch.bfloat16)
+    policy = Policy(model, models.tokenizer(), torch.bfloat16, route=route_of(Policy(model, models.tokenizer())))
     return policy.but(rounded=RoundedWeights(model, 0), trains_native=used)
 
 
@@ -125,7 +134,7 @@ def test_products_are_onednns_and_their_gradients_sums_in_fp32(rows: int) -> Non
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("size, group", [(32, 1), (48, 3), (64, 5), (128, 2)])
+@pytest.mark.parametrize("size, group", [(32, 1), (48, 3), (64, 5), (128, 2), (256, 4)])
 def test_attention_and_its_gradients_are_those_of_softmax(layout: str, size: int, group: int) -> None:
     """Against fp64, each segment alone: outputs round once, shares and gradients of scores once more."""
     spans, key_heads = LAYOUTS[layout]().segments, 2
@@ -139,7 +148,8 @@ def test_attention_and_its_gradients_are_those_of_softmax(layout: str, size: int
         },
     )
     ones, zeros = torch.ones(rows, size), torch.zeros(rows, size)
-    this = fused_training.Pass(weights, ones, zeros, *segments.packed(spans), size, size**-0.5, 0.0)
+    form = Form(READ, None, gelu=False, from_one=False, epsilon=0.0)
+    this = fused_training.Pass(weights, form, ones, zeros, *segments.packed(spans), size, size**-0.5)
     joined, attended = (
         random_bf16(-(-rows // 32) * 32, (heads + 2 * key_heads) * size),
         training.empty(rows, heads * size),
@@ -165,7 +175,7 @@ def test_attention_and_its_gradients_are_those_of_softmax(layout: str, size: int
         assert float(gap.abs().max()) <= 8 * EPS * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("family", LIKE_LLAMA)
+@pytest.mark.parametrize("family", [*LIKE_LLAMA, *LIKE_GEMMA])
 @pytest.mark.parametrize("vocabulary, known", [(320, True), (320, False), (301, True)])
 def test_gradients_are_as_near_to_fp32_as_torchs(family: str, vocabulary: int, known: bool) -> None:
     """With a head that the kernels take (its vocabulary is a multiple of 32) and one that they do not."""
@@ -179,7 +189,7 @@ def test_gradients_are_as_near_to_fp32_as_torchs(family: str, vocabulary: int, k
         assert float((native_one - right).norm()) <= 2 * float((usual - right).norm()), name
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "phi3", "gpt_neox"])
+@pytest.mark.parametrize("family", ["olmo2", "phi3", "gpt_neox"])
 def test_the_head_of_another_family_is_as_near_to_fp32_as_torchs(family: str) -> None:
     """Its layers are torch's: the gradients that come back to them are compared as well. Without AMX torch serves."""
     policy, batch = policy_of(family), batch_of()
@@ -298,7 +308,7 @@ def test_without_a_compiler_torch_serves_and_a_sentence_says_so(monkeypatch: pyt
     for other in (policy.but(compute=torch.float32), policy.but(exact=True), policy.but(flex=True)):
         assert training_trial.trains_native_where(other, "auto") == (False, "")
         with pytest.raises(
-            LmgymError, match="layers like Llama's, or with AMX a plain LM head, that train in bf16 on a CPU"
+            LmgymError, match="layers like Llama's or Gemma's, or with AMX a plain LM head, that train in bf16 on a CPU"
         ):
             training_trial.trains_native_where(other, "native")
     training.library.cache_clear()

@@ -27,6 +27,11 @@ class Rule:
     sinks: bool = False
     """Each head has a number that takes part in the softmax like one more score, with a value of zero (gpt-oss)."""
 
+    @property
+    def is_windowed(self) -> bool:
+        """True if it asks for a window at most."""
+        return not self.chunked and self.softcap is None and not self.sinks
+
     def is_plain(self, longest: int) -> bool:
         """True if attention over rows of up to `longest` tokens is plain causal attention."""
         return (self.window is None or longest <= self.window) and self.softcap is None and not self.sinks

@@ -1,6 +1,6 @@
-// What a decoding step of a Llama-like model computes in bf16 on a CPU: matrix products of few rows, norms, attention
-// of one new token per answer, SiLU(gate) * up, and the draw. Called through ctypes (native.py); it knows neither torch
-// nor Python.
+// What a decoding step of a model like Llama or Gemma computes in bf16 on a CPU: matrix products of few rows, norms,
+// attention of one new token per answer, the gated product, and the draw. Called through ctypes (native.py); it knows
+// neither torch nor Python.
 //
 // Numbers lie in memory as bf16 and are computed with as floats, 16 at a time; results are rounded where transformers'
 // own modules round them. A row's bits depend neither on other rows nor on the number of threads: one thread computes
@@ -27,14 +27,22 @@ struct Attention {
     const int64_t* order;                            // [S] slots, those of one prompt side by side; or null
     const int64_t *prompt_of_slot, *prompt_lengths;  // [S], [P]
     int64_t stride, slots, heads, key_heads, size, capacity, prompt_capacity;
+    int64_t window;                                  // tokens that the new one sees, itself among them; 0: all
+    int64_t from_one;                                // norms of heads: see `scaled`
     float scale, epsilon;
 };
 
 namespace {
 
+// What a norm makes of numbers that have been divided by their root mean square: Llama's rounds them and multiplies by
+// the weights, Gemma's multiplies by one plus the weights (`from_one`).
+inline floats scaled(floats x, floats weight, bool from_one) {
+    return from_one ? x * (1.0f + weight) : rounded(x) * weight;
+}
+
 // A head of size 16 V: its norm if it has one, and its rotation.
 template <int V>
-inline void rotate(const bf16* from, const bf16* cosines, const bf16* sines, const bf16* norm, float epsilon,
+inline void rotate(const Attention& a, const bf16* from, const bf16* cosines, const bf16* sines, const bf16* norm,
                    floats to[V]) {
     constexpr int SIZE = V * LANES, HALF = SIZE / 2;
     float flat[SIZE], turned[SIZE];
@@ -43,8 +51,8 @@ inline void rotate(const bf16* from, const bf16* cosines, const bf16* sines, con
         x[i] = load(from + i * LANES);
         squares += x[i] * x[i];
     }
-    const float factor = 1.0f / std::sqrt(sum(squares) / SIZE + epsilon);
-    for (int i = 0; norm && i < V; i++) x[i] = rounded(rounded(x[i] * factor) * load(norm + i * LANES));
+    const float factor = 1.0f / std::sqrt(sum(squares) / SIZE + a.epsilon);
+    for (int i = 0; norm && i < V; i++) x[i] = rounded(scaled(x[i] * factor, load(norm + i * LANES), a.from_one));
     for (int i = 0; i < V; i++) store(flat + i * LANES, x[i]);
     for (int i = 0; i < HALF; i++) turned[i] = -flat[i + HALF];
     for (int i = 0; i < HALF; i++) turned[i + HALF] = flat[i];
@@ -92,12 +100,30 @@ inline void add_values(
 template <int V>
 void weighted_values(const bf16* values, int64_t tokens, const float* shares, int64_t by_token, int64_t by_query,
                      int64_t queries, float* total) {
-    constexpr int MOST = V <= 5 ? 4 : 2;  // as many sums as registers hold
+    constexpr int MOST = V <= 5 ? 4 : V <= 8 ? 2 : 1;  // as many sums as registers hold
     for (; queries >= MOST; queries -= MOST, shares += MOST * by_query, total += MOST * V * LANES)
         add_values<V, MOST>(values, tokens, shares, by_token, by_query, total);
     if (queries == 3) add_values<V, 3>(values, tokens, shares, by_token, by_query, total);
     if (queries == 2) add_values<V, 2>(values, tokens, shares, by_token, by_query, total);
     if (queries == 1) add_values<V, 1>(values, tokens, shares, by_token, by_query, total);
+}
+
+// Scores of a prompt's tokens that lie before the window of a query's slot count nothing: `most` is found anew.
+template <int J>
+void hide_prompt(const Attention& a, const int64_t* slots, int64_t queries, int64_t before, float* scores,
+                 floats most[J]) {
+    const int64_t group = a.heads / a.key_heads;
+    ints first[J] = {};
+    for (int64_t q = 0; q < queries; q++)
+        first[q / LANES][q % LANES] = std::max<int64_t>(0, before + a.lengths[slots[q / group]] + 1 - a.window);
+    for (int j = 0; j < J; j++) most[j] = all(NOTHING);
+    for (int64_t t = 0; t < before; t++)
+        for (int j = 0; j < J; j++) {
+            float* place = scores + (t * J + j) * LANES;
+            const floats seen = first[j] > (int32_t)t ? all(NOTHING) : load(place);
+            store(place, seen);
+            most[j] = larger(most[j], seen);
+        }
 }
 
 // The queries of one key head, of slots that continue one prompt (or have none).
@@ -120,12 +146,12 @@ void attend_together(const Attention& a, const int64_t* slots, int64_t count, in
         const int64_t slot = slots[s], place = ((slot * a.key_heads + head) * a.capacity + a.lengths[slot]) * D;
         const bf16 *cosines = a.cosines + slot * D, *sines = a.sines + slot * D;
         floats turned_head[V];
-        rotate<V>(a.key + slot * a.stride + head * D, cosines, sines, a.key_norm, a.epsilon, turned_head);
+        rotate<V>(a, a.key + slot * a.stride + head * D, cosines, sines, a.key_norm, turned_head);
         for (int i = 0; i < V; i++) store(a.keys + place + i * LANES, turned_head[i]);
         std::memcpy(a.values + place, a.value + slot * a.stride + head * D, D * sizeof(bf16));
         for (int64_t g = 0; g < group; g++) {
             const bf16* query = a.query + slot * a.stride + (head * group + g) * D;
-            rotate<V>(query, cosines, sines, a.query_norm, a.epsilon, turned_head);
+            rotate<V>(a, query, cosines, sines, a.query_norm, turned_head);
             for (int i = 0; i < V; i++) store(flat + (s * group + g) * D + i * LANES, turned_head[i] * a.scale);
         }
     }
@@ -139,6 +165,7 @@ void attend_together(const Attention& a, const int64_t* slots, int64_t count, in
         int64_t t = 0;
         for (; t + 4 <= before; t += 4) prompt_scores<V, J, 4>(keys + t * D, turned, shared + t * ROW, most);
         for (; t < before; t++) prompt_scores<V, J, 1>(keys + t * D, turned, shared + t * ROW, most);
+        if (a.window) hide_prompt<J>(a, slots, queries, before, shared, most);
     }
     // 3. Scores of each slot's queries with its own keys: [query, token].
     float highest[ROW], mass[ROW];
@@ -154,6 +181,8 @@ void attend_together(const Attention& a, const int64_t* slots, int64_t count, in
             for (int64_t n = 0; n < here; n++)
                 for (int i = 0; i < V; i++) products[n] += query[i] * load(keys + (t + n) * D + i * LANES);
             floats found = sums(products);
+            const int64_t hidden = a.window ? std::min<int64_t>(LANES, length - a.window - t) : 0;
+            for (int64_t n = 0; n < hidden; n++) found[n] = NOTHING;
             for (int64_t n = here; n < LANES; n++) found[n] = NOTHING;
             store(own + q * width + t, found);
             best = larger(best, found);
@@ -274,11 +303,12 @@ int attend(const Attention* a) {  // 1 for another size of heads
         case 80: return attend_all<5>(*a);
         case 96: return attend_all<6>(*a);
         case 128: return attend_all<8>(*a);
+        case 256: return attend_all<16>(*a);
         default: return 1;
     }
 }
 
-void norm(const bf16* hidden, const bf16* weight, bf16* out, int64_t rows, int64_t size, float epsilon) {
+void norm(const bf16* hidden, const bf16* weight, bf16* out, int64_t rows, int64_t size, float epsilon, int from_one) {
 #pragma omp parallel for if (rows * size > (1 << 16))
     for (int64_t row = 0; row < rows; row++) {
         const bf16* own = hidden + row * size;
@@ -286,16 +316,16 @@ void norm(const bf16* hidden, const bf16* weight, bf16* out, int64_t rows, int64
         for (int64_t i = 0; i < size; i += LANES) squares += load(own + i) * load(own + i);
         const float factor = 1.0f / std::sqrt(sum(squares) / size + epsilon);
         for (int64_t i = 0; i < size; i += LANES)
-            store(out + row * size + i, rounded(load(own + i) * factor) * load(weight + i));
+            store(out + row * size + i, scaled(load(own + i) * factor, load(weight + i), from_one));
     }
 }
 
-void gated(const bf16* gate_up, bf16* out, int64_t rows, int64_t size) {
+void gated(const bf16* gate_up, bf16* out, int64_t rows, int64_t size, int gelu) {
 #pragma omp parallel for if (rows * size > (1 << 15))
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = 0; i < size; i += LANES) {
             const floats gate = load(gate_up + row * 2 * size + i), up = load(gate_up + (row * 2 + 1) * size + i);
-            store(out + row * size + i, rounded(gate / (1.0f + exponential(-gate))) * up);
+            store(out + row * size + i, rounded(gate * sigmoid(gelu ? gelu_inner(gate) : gate)) * up);
         }
 }
 

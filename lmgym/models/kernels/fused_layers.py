@@ -1,71 +1,37 @@
-"""Llama-like layers of a model that only samples, in bf16 on a CPU: seven matrix products become four, and what lies
-between them is a call each of decoding.cpp.
+"""Layers like Llama's or Gemma's (layer_form.py) of a model that only samples, in bf16 on a CPU: seven matrix products
+become four, and what lies between them is a call each of decoding.cpp.
 
 A decoding step of a small model is hundreds of small calls of torch, which take as long as its products. Only the
 `forward` of the layers changes; it has no gradient. Keys and values are cached in bf16, as which they are computed."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.activations import SiLUActivation
 
 from lmgym.core.errors import LmgymError
-from lmgym.models import lora
 from lmgym.models.attention.cached_rows import CachedRows
 from lmgym.models.attention.packed import Layout
-from lmgym.models.attention.rules import Asked
-from lmgym.models.families import LIKE_LLAMA, trunk_of
+from lmgym.models.attention.rules import Asked, Rule
 from lmgym.models.kernels import native
+from lmgym.models.kernels.layer_form import NORMS, QUERY_KEY_VALUE, form_of
 from lmgym.models.kernels.native import Product
-
-LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-QUERY_KEY_VALUE, NORMS = ("q_proj", "k_proj", "v_proj"), ("q_norm", "k_norm")
-ATTENTION, MLP = {*QUERY_KEY_VALUE, "o_proj"}, {"gate_proj", "up_proj", "down_proj", "act_fn"}
-
-
-def is_known(layer: nn.Module, adapted: bool = False) -> bool:
-    """True if the modules of a layer are Llama's by name, and of sizes that decoding.cpp knows; with `adapted` the
-    linear ones may have adapters."""
-    parts: dict[str, dict[str, Any]] = {name: dict(part.named_children()) for name, part in layer.named_children()}
-    if set(parts) != LAYER or set(parts["mlp"]) != MLP or set(parts["self_attn"]) - set(NORMS) != ATTENTION:
-        return False
-    attention, mlp = parts["self_attn"], parts["mlp"]
-    linear = [part for name, part in [*attention.items(), *mlp.items()] if name.endswith("_proj")]
-    if not all(lora.is_plain(part) if adapted else type(part) is nn.Linear for part in linear):
-        return False
-    size = getattr(layer.self_attn, "head_dim", 0)
-    biased = {attention[name].bias is not None for name in QUERY_KEY_VALUE}
-    biased_mlp = {mlp[name].bias is not None for name in ("gate_proj", "up_proj")}
-    norms = [layer.input_layernorm, layer.post_attention_layernorm, *(attention.get(name) for name in NORMS)]
-    return (
-        isinstance(mlp["act_fn"], nn.SiLU | SiLUActivation)
-        and all(norm is None or hasattr(norm, "variance_epsilon") for norm in norms)
-        and len({name in attention for name in NORMS}) == len(biased) == len(biased_mlp) == 1
-        and size in native.SIZES
-        and len(attention["q_proj"].weight) <= native.MOST_QUERIES * len(attention["k_proj"].weight)
-        and all(number % native.LANES == 0 for part in linear for number in part.weight.shape)
-    )
-
-
-def has_known_layers(model: PreTrainedModel) -> bool:
-    """True if all layers of a model, which may have adapters, are `is_known`."""
-    layers = getattr(trunk_of(model), "layers", ())
-    known = model.config.model_type in LIKE_LLAMA and len(layers) > 0
-    return known and all(is_known(layer, adapted=True) for layer in layers)
 
 
 class FusedLayers:
-    """Layers that are `is_known`, and the LM head, of a model in bf16 that only samples.
+    """Layers of a known form, and the LM head, of a model in bf16 that only samples. `rules` are those of its layers,
+    if any has one.
 
-    Example: fused = FusedLayers(model.model.layers, model.lm_head); fused.lay_out() before sampling; fused.release()
-    when the weights have changed"""
+    Example: fused = FusedLayers(model.model.layers, model.lm_head, policy.rules); fused.lay_out() before sampling;
+    fused.release() when the weights have changed"""
 
-    def __init__(self, layers: nn.ModuleList, head: Any) -> None:
-        self.layers, self.head = [FusedLayer(layer) for layer in layers], head
+    def __init__(self, layers: nn.ModuleList, head: Any, rules: Sequence[Rule]) -> None:
+        every = rules or [Rule()] * len(layers)
+        self.layers = [FusedLayer(layer, rule) for layer, rule in zip(layers, every, strict=True)]
+        self.head = head
 
     def lay_out(self) -> None:
         """Lay out the weights, where this has not been done, and let the layers compute with them."""
@@ -87,16 +53,19 @@ class FusedLayer:
     """One layer with its four products: queries, keys and values; the output of attention; gate and up; down. Adapters
     are parts of the products."""
 
-    def __init__(self, layer: Any) -> None:
-        self.layer, attention = layer, layer.self_attn
+    def __init__(self, layer: Any, rule: Rule) -> None:
+        form = form_of(layer)
+        assert form is not None
+        self.layer, self.rule, self.form, attention = layer, rule, form, layer.self_attn
         self.size, self.scale, self.index = attention.head_dim, attention.scaling, attention.layer_idx
         self.heads = len(attention.q_proj.weight) // self.size
         self.key_heads = len(attention.k_proj.weight) // self.size
         self.stride = (self.heads + 2 * self.key_heads) * self.size
         self.products: list[Product] = []
         self.asked = native.Attention(
-            heads=self.heads, key_heads=self.key_heads, size=self.size, stride=self.stride, scale=self.scale
-        )
+            heads=self.heads, key_heads=self.key_heads, size=self.size, stride=self.stride, scale=self.scale,
+            window=rule.window or 0, from_one=form.from_one, epsilon=form.epsilon,
+        )  # fmt: skip
 
     def lay_out(self) -> None:
         if self.products:
@@ -105,7 +74,6 @@ class FusedLayer:
         together = [getattr(attention, name) for name in QUERY_KEY_VALUE], [attention.o_proj]
         self.products = [Product(*layers) for layers in (*together, [mlp.gate_proj, mlp.up_proj], [mlp.down_proj])]
         if hasattr(attention, NORMS[0]):
-            self.asked.epsilon = attention.q_norm.variance_epsilon
             self.asked.query_norm, self.asked.key_norm = (getattr(attention, name).weight.data_ptr() for name in NORMS)
         self.usual, self.layer.forward = self.layer.forward, self.forward
 
@@ -120,11 +88,21 @@ class FusedLayer:
         joined, out, gate_up, down = self.products
         rows = hidden.view(-1, hidden.shape[-1])
         attend = self._attend_slots if isinstance(lmgym_layout, CachedRows) else self._attend_rows
-        together, (cosines, sines) = joined(_norm(rows, self.layer.input_layernorm)), named["position_embeddings"]
-        out.add_to(rows, attend(together, cosines, sines, lmgym_layout))
-        inner = gate_up(_norm(rows, self.layer.post_attention_layernorm))
-        down.add_to(rows, native.gated(inner))
+        together, (cosines, sines) = joined(self._norm(rows, self.form.read[0])), named["position_embeddings"]
+        self._add(rows, out, attend(together, cosines, sines, lmgym_layout), 0)
+        inner = gate_up(self._norm(rows, self.form.read[1]))
+        self._add(rows, down, native.gated(inner, self.form.gelu), 1)
         return hidden
+
+    def _norm(self, hidden: Tensor, name: str) -> Tensor:
+        return native.norm(hidden, getattr(self.layer, name).weight, self.form.epsilon, self.form.from_one)
+
+    def _add(self, rows: Tensor, product: Product, inputs: Tensor, place: int) -> None:
+        """Add what attention (place 0) or the MLP (1) gives."""
+        if self.form.given is None:
+            product.add_to(rows, inputs)
+        else:
+            rows += self._norm(product(inputs), self.form.given[place])
 
     def _attend_slots(self, joined: Tensor, cosines: Tensor, sines: Tensor, layout: Any) -> Float[Tensor, "S HD"]:
         """A decoding step: the new token of each slot."""
@@ -160,14 +138,11 @@ class FusedLayer:
             query, key = self.layer.self_attn.q_norm(query), self.layer.self_attn.k_norm(key)
         query, key = (part * cosines + _turned(part) * sines for part in (query, key))
         layout.cache.widens = False
-        attended = layout.attend(self.index, query, key, value, Asked(self.scale))  # [1 L H D]
+        asked = Asked(self.scale, None if self.rule.is_plain(layout.reach) else self.rule)
+        attended = layout.attend(self.index, query, key, value, asked)  # [1 L H D]
         return attended.reshape(len(joined), -1)
 
 
 def _turned(heads: Float[Tensor, "*R D"]) -> Float[Tensor, "*R D"]:
     first, second = heads.chunk(2, -1)
     return torch.cat([-second, first], -1)
-
-
-def _norm(hidden: Tensor, norm: Any) -> Tensor:
-    return native.norm(hidden, norm.weight, norm.variance_epsilon)

@@ -30,12 +30,12 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 FOLDER = "lmgym/kernels"  # below $XDG_CACHE_HOME
 SECONDS = 600  # for the compiler, which takes some ten
 LANES = 16  # numbers of a vector; sizes are multiples of it
-SIZES = (32, 48, 64, 80, 96, 128)  # of heads
+SIZES = (32, 48, 64, 80, 96, 128, 256)  # of heads
 MOST_QUERIES = 32  # per key head
 TILE_OUTPUTS, TILE_INPUTS = 32, 32  # of a product's steps
-POINTER, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+POINTER, NUMBER, REAL, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 POINTERS = "query key value cosines sines query_norm key_norm keys values prompt_keys prompt_values out lengths order"
-NUMBERS = "stride slots heads key_heads size capacity prompt_capacity"
+NUMBERS = "stride slots heads key_heads size capacity prompt_capacity window from_one"
 
 
 class Attention(ctypes.Structure):
@@ -55,7 +55,7 @@ class Multiplication(ctypes.Structure):
     _fields_ = [
         *((name, POINTER) for name in ["hidden", "weights", "bias", "down", "low", "out", "first"]),
         *((name, NUMBER) for name in ["rows", "inputs", "outputs", "width", "rank"]),
-        ("adds", ctypes.c_int),
+        ("adds", FLAG),
     ]
 
 
@@ -64,9 +64,9 @@ def library() -> ctypes.CDLL:
     """The compiled functions. Raises LmgymError, with a sentence's end, if they cannot be had here."""
     found = compiled(SOURCE)
     found.attend.argtypes = [POINTER]
-    found.norm.argtypes = [POINTER, POINTER, POINTER, NUMBER, NUMBER, REAL]
-    found.gated.argtypes = [POINTER, POINTER, NUMBER, NUMBER]
-    found.draw.argtypes = [POINTER, NUMBER, NUMBER, REAL, POINTER, POINTER, POINTER, ctypes.c_int]
+    found.norm.argtypes = [POINTER, POINTER, POINTER, NUMBER, NUMBER, REAL, FLAG]
+    found.gated.argtypes = [POINTER, POINTER, NUMBER, NUMBER, FLAG]
+    found.draw.argtypes = [POINTER, NUMBER, NUMBER, REAL, POINTER, POINTER, POINTER, FLAG]
     found.product.argtypes = [POINTER]
     return found
 
@@ -167,18 +167,21 @@ def _tiles(weight: Float[Tensor, "O I"]) -> Tensor:
     return tiles.permute(0, 2, 3, 1, 4).contiguous()
 
 
-def norm(hidden: Float[Tensor, "R H"], weight: Float[Tensor, " H"], epsilon: float) -> Float[Tensor, "R H"]:
-    """The RMS norm of each row (arXiv 1910.07467), rounded as in transformers' Llama."""
+def norm(
+    hidden: Float[Tensor, "R H"], weight: Float[Tensor, " H"], epsilon: float, from_one: bool = False
+) -> Float[Tensor, "R H"]:
+    """The RMS norm of each row (arXiv 1910.07467), rounded as in transformers' Llama; or with `from_one` as in Gemma,
+    whose norms multiply by one plus the weights."""
     out, (rows, size) = torch.empty_like(hidden), hidden.shape
-    library().norm(hidden.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, size, epsilon)
+    library().norm(hidden.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, size, epsilon, from_one)
     return out
 
 
-def gated(gate_up: Float[Tensor, "R 2*I"]) -> Float[Tensor, "R I"]:
-    """SiLU of the first half of each row, times the second half (arXiv 2002.05202)."""
+def gated(gate_up: Float[Tensor, "R 2*I"], gelu: bool = False) -> Float[Tensor, "R I"]:
+    """SiLU of the first half of each row (with `gelu` GELU, by a tanh), times the second half (arXiv 2002.05202)."""
     rows, size = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
-    library().gated(gate_up.data_ptr(), out.data_ptr(), rows, size)
+    library().gated(gate_up.data_ptr(), out.data_ptr(), rows, size, gelu)
     return out
 
 

@@ -1,6 +1,6 @@
-// What scoring and training of Llama-like layers compute in bf16 on a CPU, forward and backward: norms, positions,
-// attention over packed rows, SiLU(gate) * up, matrix products, and the LM head's softmax. Called through ctypes
-// (training.py); it knows neither torch nor Python.
+// What scoring and training of layers like Llama's and Gemma's compute in bf16 on a CPU, forward and backward: norms,
+// positions, attention over packed rows, gated products, matrix products, and the LM head's softmax. Called through
+// ctypes (training.py); it knows neither torch nor Python.
 //
 // Results are rounded where transformers' own modules round them under autocast. A token's numbers depend neither on
 // the other rows of a pass nor on the number of threads; gradients of weights are sums over all tokens in their order.
@@ -13,15 +13,13 @@
 namespace {
 
 constexpr int64_t ROWS_OF_PART = 64;  // whose gradients of a norm's weights are added up first
-constexpr int64_t MOST_SIZE = 128;    // of heads
+constexpr int64_t MOST_SIZE = 256;    // of heads
 
 inline float dot(const float* one, const float* other, int64_t size) {
     floats total = {};
     for (int64_t i = 0; i < size; i += LANES) total += load(one + i) * load(other + i);
     return sum(total);
 }
-
-inline floats sigmoid(floats x) { return 1.0f / (1.0f + exponential(-x)); }
 
 // Positions of a head: x * cosine + (x turned by a quarter) * sine. Buffers have 16 numbers more than the head.
 inline void turn(const float* x, const float* cosines, const float* sines, int64_t size, float* out) {
@@ -102,35 +100,38 @@ void norm_backward(const bf16* by_out, const float* hidden, const float* factors
 }
 
 // [rows 2*size] -> [rows size]
-void gated(const bf16* gate_up, bf16* out, int64_t rows, int64_t size) {
+void gated(const bf16* gate_up, bf16* out, int64_t rows, int64_t size, int gelu) {
 #pragma omp parallel for
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = 0; i < size; i += LANES) {
             const floats gate = load(gate_up + row * 2 * size + i), up = load(gate_up + (row * 2 + 1) * size + i);
-            store(out + row * size + i, rounded(gate * sigmoid(gate)) * up);
+            store(out + row * size + i, rounded(gate * sigmoid(gelu ? gelu_inner(gate) : gate)) * up);
         }
 }
 
 // The gradient by gate and up, and the output again.
-void gated_backward(const bf16* by_out, const bf16* gate_up, bf16* by_gate_up, bf16* out, int64_t rows, int64_t size) {
+void gated_backward(const bf16* by_out, const bf16* gate_up, bf16* by_gate_up, bf16* out, int64_t rows, int64_t size,
+                    int gelu) {
 #pragma omp parallel for
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = 0; i < size; i += LANES) {
             const int64_t first = row * 2 * size + i, second = first + size;
             const floats gate = load(gate_up + first), up = load(gate_up + second);
-            const floats gradient = load(by_out + row * size + i), share = sigmoid(gate);
-            const floats open = rounded(gate * share);
-            store(by_gate_up + first, gradient * up * share * (1.0f + gate * (1.0f - share)));
+            const floats gradient = load(by_out + row * size + i);
+            const floats share = sigmoid(gelu ? gelu_inner(gate) : gate), open = rounded(gate * share);
+            const floats slope = gelu ? gelu_slope(gate) : all(1.0f);
+            store(by_gate_up + first, gradient * up * share * (1.0f + gate * slope * (1.0f - share)));
             store(by_gate_up + second, gradient * open);
             store(out + row * size + i, open * up);
         }
 }
 
 // Queries and keys of each token, the first `heads` heads of rows that are `stride` long, with their positions and the
-// norms that they may have (the first `queries` heads one, the others another): [rows heads size].
+// norms that they may have (the first `queries` heads one, the others another): [rows heads size]. Norms round before
+// their weights, or if `after`, behind them (Gemma).
 void positions(const bf16* from, int64_t stride, const float* cosines, const float* sines, const float* query_norm,
                const float* key_norm, bf16* out, int64_t rows, int64_t queries, int64_t heads, int64_t size,
-               float epsilon) {
+               float epsilon, int after) {
 #pragma omp parallel for
     for (int64_t row = 0; row < rows; row++)
         for (int64_t head = 0; head < heads; head++) {
@@ -139,8 +140,10 @@ void positions(const bf16* from, int64_t stride, const float* cosines, const flo
             for (int64_t i = 0; i < size; i += LANES) store(x + i, load(from + row * stride + head * size + i));
             if (weight) {
                 const float factor = 1.0f / std::sqrt(dot(x, x, size) / size + epsilon);
-                for (int64_t i = 0; i < size; i += LANES)
-                    store(x + i, rounded(load(x + i) * factor) * load(weight + i));
+                for (int64_t i = 0; i < size; i += LANES) {
+                    const floats normed = load(x + i) * factor, scale = load(weight + i);
+                    store(x + i, after ? rounded(normed * scale) : rounded(normed) * scale);
+                }
             }
             turn(x, cosines + row * size, sines + row * size, size, turned);
             for (int64_t i = 0; i < size; i += LANES) store(out + (row * heads + head) * size + i, load(turned + i));
@@ -151,7 +154,7 @@ void positions(const bf16* from, int64_t stride, const float* cosines, const flo
 // gradients of the norms' weights come from each 64 rows [rows/64 2 size].
 void positions_backward(bf16* gradient, const bf16* from, int64_t stride, const float* cosines, const float* sines,
                         const float* query_norm, const float* key_norm, float* by_norms, int64_t rows, int64_t queries,
-                        int64_t heads, int64_t size, float epsilon) {
+                        int64_t heads, int64_t size, float epsilon, int after) {
     const int64_t parts = (rows + ROWS_OF_PART - 1) / ROWS_OF_PART;
 #pragma omp parallel for schedule(static)
     for (int64_t part = 0; part < parts; part++) {
@@ -170,7 +173,7 @@ void positions_backward(bf16* gradient, const bf16* from, int64_t stride, const 
                     floats total = {};
                     for (int64_t i = 0; i < size; i += LANES) {
                         const floats normed = load(x + i) * factor, by_normed = load(turned + i);
-                        store(by_weight + i, load(by_weight + i) + by_normed * rounded(normed));
+                        store(by_weight + i, load(by_weight + i) + by_normed * (after ? normed : rounded(normed)));
                         total += normed * by_normed * load(weight + i);
                     }
                     const float mean = sum(total) / size;

@@ -1,4 +1,5 @@
-"""training.cpp through ctypes: what layers like Llama's and the LM head compute in bf16 on a CPU, forward and backward.
+"""training.cpp through ctypes: what layers like Llama's or Gemma's, and the LM head, compute in bf16 on a CPU, forward
+and backward.
 
 Matrices in bf16 have their rows filled up to a multiple of 32 (`empty`); what lies there has no meaning. Functions say
 how many `rows` count. Other tensors are contiguous and in fp32."""
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lmgym.models.kernels import native
-from lmgym.models.kernels.native import NUMBER, POINTER, REAL
+from lmgym.models.kernels.native import FLAG, NUMBER, POINTER, REAL
 
 SOURCE = Path(__file__).with_name("training.cpp")
 SIDE = 32  # rows, inputs and outputs of a block
@@ -23,10 +24,10 @@ ARGUMENTS = {
     "use_threads": (NUMBER,),
     "norm": (4 * [POINTER], 2 * [NUMBER], REAL),
     "norm_backward": (9 * [POINTER], 2 * [NUMBER]),
-    "gated": (2 * [POINTER], 2 * [NUMBER]),
-    "gated_backward": (4 * [POINTER], 2 * [NUMBER]),
-    "positions": (POINTER, NUMBER, 5 * [POINTER], 4 * [NUMBER], REAL),
-    "positions_backward": (2 * [POINTER], NUMBER, 5 * [POINTER], 4 * [NUMBER], REAL),
+    "gated": (2 * [POINTER], 2 * [NUMBER], FLAG),
+    "gated_backward": (4 * [POINTER], 2 * [NUMBER], FLAG),
+    "positions": (POINTER, NUMBER, 5 * [POINTER], 4 * [NUMBER], REAL, FLAG),
+    "positions_backward": (2 * [POINTER], NUMBER, 5 * [POINTER], 4 * [NUMBER], REAL, FLAG),
     "narrow": (2 * [POINTER], NUMBER),
     "round_randomly": (4 * [POINTER], 2 * [NUMBER]),
     "lay_out_transposed": (2 * [POINTER], 2 * [NUMBER]),
@@ -114,21 +115,21 @@ def norm_backward(
     return by_hidden, in_bf16, out, parts.sum(0)
 
 
-def gated(gate_up: Float[Tensor, "R_ 2*I"], rows: int) -> Float[Tensor, "R_ I"]:
-    """SiLU of the first half of each row, times the second half (arXiv 2002.05202)."""
+def gated(gate_up: Float[Tensor, "R_ 2*I"], rows: int, gelu: bool = False) -> Float[Tensor, "R_ I"]:
+    """SiLU of the first half of each row (with `gelu` GELU, by a tanh), times the second half (arXiv 2002.05202)."""
     size = gate_up.shape[1] // 2
     out = empty(rows, size)
-    library().gated(*_places(gate_up, out), rows, size)
+    library().gated(*_places(gate_up, out), rows, size, gelu)
     return out
 
 
 def gated_backward(
-    by_out: Float[Tensor, "R_ I"], gate_up: Float[Tensor, "R_ 2*I"], rows: int
+    by_out: Float[Tensor, "R_ I"], gate_up: Float[Tensor, "R_ 2*I"], rows: int, gelu: bool = False
 ) -> tuple[Float[Tensor, "R_ 2*I"], Float[Tensor, "R_ I"]]:
     """The gradient by gate and up, and the output of `gated` again."""
     size = gate_up.shape[1] // 2
     by_gate_up, out = torch.empty_like(gate_up), empty(rows, size)
-    library().gated_backward(*_places(by_out, gate_up, by_gate_up, out), rows, size)
+    library().gated_backward(*_places(by_out, gate_up, by_gate_up, out), rows, size, gelu)
     return by_gate_up, out
 
 

@@ -223,7 +223,7 @@ inline void add_units(const PackedAttention& a, const std::vector<Unit>& units, 
     const int64_t size = a.size, joined = a.heads + 2 * a.key_heads;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t first = 0; first < a.rows; first += TOKENS) {
-        float keys[TOKENS * 128] = {}, values[TOKENS * 128] = {};
+        float keys[TOKENS * MOST_SIZE] = {}, values[TOKENS * MOST_SIZE] = {};
         const int64_t last = std::min(a.rows, first + TOKENS);
         for (const Unit& unit : units) {
             const int64_t own = a.starts[unit.segment + 1] - 1;

@@ -120,4 +120,11 @@ inline floats exponential(floats x) {
     return tiny ? floats{} : y;
 }
 
+inline floats sigmoid(floats x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// GELU's approximation, x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3) (arXiv 1606.08415), is
+// x * sigmoid(2 u): this is 2 u, and how much it changes with x.
+inline floats gelu_inner(floats x) { return 1.5957691216f * (x + 0.044715f * x * x * x); }
+inline floats gelu_slope(floats x) { return 1.5957691216f * (1.0f + 0.134145f * x * x); }
+
 }  // namespace
