@@ -6,7 +6,7 @@
 // own modules round them. A row's bits depend neither on other rows nor on the number of threads: one thread computes
 // each sum, in an order that only the row's own length decides.
 
-#include "vectors.h"
+#include "tiles.h"
 
 namespace {
 
@@ -364,7 +364,7 @@ struct Multiplication {
 
 // The outputs that are this thread's.
 static void multiply(const Multiplication& p) {
-    constexpr int64_t TILE = 512, AT_ONCE = 128;  // numbers of a tile; rows that read weights from the nearest cache
+    constexpr int64_t AT_ONCE = 128;  // rows that read weights from the nearest cache
     const int64_t depth = p.inputs / 32, more = p.rank / 32;
     alignas(64) float found[4][16][LANES];
     int first = 0, second = -1;

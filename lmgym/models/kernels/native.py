@@ -68,6 +68,7 @@ def library() -> ctypes.CDLL:
     found.gated.argtypes = [POINTER, POINTER, NUMBER, NUMBER, FLAG]
     found.draw.argtypes = [POINTER, NUMBER, NUMBER, REAL, POINTER, POINTER, POINTER, FLAG]
     found.product.argtypes = [POINTER]
+    found.lay_out_transposed.argtypes = [POINTER, POINTER, NUMBER, NUMBER]
     return found
 
 
@@ -110,7 +111,7 @@ class Product:
         if not self.own:
             out = onednn_linear.product(hidden, self.weight, self.bias)
             return out if self.low is None else self.low.add_to(out, hidden)
-        out = hidden.new_empty(len(hidden), self.outputs)
+        out = hidden.new_empty(hidden.shape[0], self.outputs)
         self._compute(hidden, out, adds=False)
         return out
 
@@ -122,9 +123,11 @@ class Product:
             total += self(hidden)
 
     def _compute(self, hidden: Tensor, out: Tensor, adds: bool) -> None:
-        asked, low = self.asked, hidden.new_empty(len(hidden), self.asked.width)
-        asked.hidden, asked.low, asked.out = hidden.data_ptr(), low.data_ptr(), out.data_ptr()
-        asked.rows, asked.adds = len(hidden), adds
+        asked, rows = self.asked, hidden.shape[0]  # len() of a tensor takes longer
+        asked.hidden, asked.out, asked.rows, asked.adds = hidden.data_ptr(), out.data_ptr(), rows, adds
+        if self.low is not None:
+            low = hidden.new_empty(rows, asked.width)
+            asked.low = low.data_ptr()
         library().product(ctypes.byref(asked))
 
 
@@ -163,8 +166,9 @@ class LowRank:
 
 def _tiles(weight: Float[Tensor, "O I"]) -> Tensor:
     """Weights in the order of decoding.cpp."""
-    tiles = weight.unflatten(0, (-1, 16)).unflatten(2, (-1, 16, 2))  # [outputs/16, 16, inputs/32, 16, 2]
-    return tiles.permute(0, 2, 3, 1, 4).contiguous()
+    tiles = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    library().lay_out_transposed(weight.contiguous().data_ptr(), tiles.data_ptr(), *weight.shape)
+    return tiles
 
 
 def norm(
@@ -179,7 +183,7 @@ def norm(
 
 def gated(gate_up: Float[Tensor, "R 2*I"], gelu: bool = False) -> Float[Tensor, "R I"]:
     """SiLU of the first half of each row (with `gelu` GELU, by a tanh), times the second half (arXiv 2002.05202)."""
-    rows, size = len(gate_up), gate_up.shape[1] // 2
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
     library().gated(gate_up.data_ptr(), out.data_ptr(), rows, size, gelu)
     return out

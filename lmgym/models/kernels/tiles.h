@@ -266,3 +266,11 @@ inline void multiply_into(const Left& a, const Right& b, int64_t rows, int64_t c
 }
 
 }  // namespace
+
+// Weights [rows columns] as the right factor of a product whose inputs are their columns.
+extern "C" void lay_out_transposed(const bf16* weights, bf16* to, int64_t rows, int64_t columns) {
+#pragma omp parallel for
+    for (int64_t row = 0; row < rows; row += 16)
+        for (int64_t k = 0; k < columns; k += SIDE)
+            lay_words(weights + row * columns + k, columns, 16, to + row * columns + k * 16);
+}

@@ -202,15 +202,8 @@ void round_randomly(const int32_t* bits, const int16_t* table, const int64_t* wi
     }
 }
 
-// Weights [rows columns] as the right factor of a product: of their own transposed (the inputs are columns), or of
-// themselves (the inputs are rows, from `first` on of `inputs`).
-void lay_out_transposed(const bf16* weights, bf16* to, int64_t rows, int64_t columns) {
-#pragma omp parallel for
-    for (int64_t row = 0; row < rows; row += 16)
-        for (int64_t k = 0; k < columns; k += SIDE)
-            lay_words(weights + row * columns + k, columns, 16, to + row * columns + k * 16);
-}
-
+// Weights [rows columns] as the right factor of a product whose inputs are their rows, from `first` on of `inputs`. (For
+// one whose inputs are their columns: `lay_out_transposed` of tiles.h.)
 void lay_out(const bf16* weights, bf16* to, int64_t rows, int64_t columns, int64_t first, int64_t inputs) {
 #pragma omp parallel for
     for (int64_t column = 0; column < columns; column += 16)
