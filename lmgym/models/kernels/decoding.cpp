@@ -364,11 +364,16 @@ struct Multiplication {
 
 // The outputs that are this thread's.
 static void multiply(const Multiplication& p) {
+    constexpr int64_t AHEAD = 8;  // tiles of weights fetched before they are needed: each comes from memory once a step
     constexpr int64_t AT_ONCE = 128;  // rows that read weights from the nearest cache
     const int64_t depth = p.inputs / 32, more = p.rank / 32;
     alignas(64) float found[4][16][LANES];
     int first = 0, second = -1;
     auto add = [&](const bf16* left, const bf16* right, const bf16* own, int64_t stride, bool lower) {
+        for (int line = 0; line < 16; line++) {
+            __builtin_prefetch(left + line * 32 + AHEAD * TILE);
+            __builtin_prefetch(right + line * 32 + AHEAD * TILE);
+        }
         _tile_loadd(6, left, 64);
         _tile_loadd(7, right, 64);
         _tile_loadd(4, own, stride * 2);
