@@ -156,7 +156,13 @@ def w7(seed: int = 0) -> Workload:
     return w6(seed, "W7", GEMMA3_270M)
 
 
-BY_NAME = {"w1": w1, "w2": w2, "w3": w3, "w6": w6, "w7": w7}
+def w8(seed: int = 0) -> Workload:
+    """W8, short answers: SmolLM2-135M's shape, 8 prompts of 50 random tokens, 8 answers each, exactly 24 new tokens."""
+    prompts = random_prompts(random.Random(seed), [50] * 8, SMOLLM2_135M["vocab_size"])
+    return Workload("W8", prompts, 8, 24, seed, shape=SMOLLM2_135M)
+
+
+BY_NAME = {"w1": w1, "w2": w2, "w3": w3, "w6": w6, "w7": w7, "w8": w8}
 SMALL = ["w1", "w2", "w3"]
 
 
