@@ -17,7 +17,7 @@ from lmgym.models.kernels.native import NUMBER, POINTER, REAL
 
 POINTERS = "hidden weight targets masked mask shares logits room logprobs highest mass target by_hidden by_weight"
 NUMBERS = "rows vocabulary size masks"
-LEAST_ROWS = 256  # of a chunk: with fewer, reading the head's weights and gradients takes longer than the products
+LEAST_ROWS = 512  # of a chunk: with fewer, reading the head's weights and gradients takes longer than the products
 
 
 class Head(ctypes.Structure):
