@@ -38,7 +38,7 @@ from lmgym.models.families import (
     trunk_of,
 )
 from lmgym.models.kernels import fused_training, onednn_products
-from lmgym.models.kernels.layer_form import has_known_layers
+from lmgym.models.kernels.layer_form import Form, forms_of
 from lmgym.models.micro_batches import micro_batches
 from lmgym.models.parity import modules as parity
 from lmgym.models.picture_features import Vision, any_piece
@@ -221,10 +221,15 @@ class Policy:
         special = {*self.stop_ids, *self.tokenizer.all_special_ids}
         return tuple(sorted(i for i in special if i < self.vocabulary))
 
+    @cached_property
+    def layer_forms(self) -> tuple[Form, ...]:
+        """What lmgym's own kernels for a CPU know of the layers; empty if they do not know all of them."""
+        return forms_of(self.model)
+
     @property
     def has_known_layers(self) -> bool:
         """Whether lmgym's own kernels for a CPU are made for all layers."""
-        return all(rule.is_windowed for rule in self.rules) and has_known_layers(self.model)
+        return len(self.layer_forms) > 0 and all(rule.is_windowed for rule in self.rules)
 
     @property
     def has_critic(self) -> bool:
@@ -320,7 +325,9 @@ class Policy:
             native = self.trains_native and self.compute == torch.bfloat16 and self.skeleton is None and not plain
             if native and self.has_known_layers:
                 copies = {} if self.rounded is None else self.rounded.copies
-                entered.enter_context(fused_training.fused(trunk_of(self.model).layers, copies, self.rules))
+                entered.enter_context(
+                    fused_training.fused(trunk_of(self.model).layers, self.layer_forms, copies, self.rules)
+                )
             if recompute:
                 entered.enter_context(hooks.activation_checkpointing(self.model, self.rounded_weights))
             found = path(self, batch, *asked)

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lmgym.models.families import context_length, supports_fast_path
 from lmgym.models.hooks import layers_of
-from lmgym.models.kernels.layer_form import has_known_layers
+from lmgym.models.kernels.layer_form import forms_of
 from lmgym.models.model_info import skeleton, stored_precision
 from lmgym.models.policy_section import PolicySection
 from lmgym.models.vision import family_of, language_of, vision_names
@@ -91,7 +91,7 @@ def shapes_of(section: PolicySection) -> Shapes:
         pair_values=pairs,
         fast=supports_fast_path(model.config) and section.path != "plain",
         context=context_length(model),
-        known=has_known_layers(model),
+        known=bool(forms_of(model)),
         narrow=_is_narrow(section),
         frozen=sum(parameter.numel() for name, parameter in model.named_parameters() if name in frozen),
         tried=section.path != "plain" and not (supports_fast_path(model.config) or model.config.is_encoder_decoder),

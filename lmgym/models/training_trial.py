@@ -25,6 +25,7 @@ from lmgym.models.kernel_choice import Kernels, chosen
 from lmgym.models.kernels import onednn_linear, training
 from lmgym.models.kernels.fused_head import FusedHead
 from lmgym.models.kernels.fused_training import fused
+from lmgym.models.kernels.layer_form import forms_of
 from lmgym.models.policy import Policy
 
 PROMPTS, ANSWERS, PROMPT_OF_ANSWER = (37, 5), (40, 3, 17, 20), (0, 0, 1, 1)  # tokens of the trial's rows
@@ -113,7 +114,7 @@ def _layer_ways(model: PreTrainedModel) -> tuple[Way, Way, Way]:
             return run()
 
     def ours() -> dict[str, Tensor]:
-        with fused(nn.ModuleList([layer]), {}):
+        with fused(nn.ModuleList([layer]), forms_of(model)[:1], {}):
             return narrow()
 
     return run, narrow, ours

@@ -61,7 +61,8 @@ def policy_of(family: str, used: bool = True, vocabulary: int = 320, **fields: i
     shape |= {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
     shape["sliding_window"] = None
     if family == "gemma3_text":
-        shape |= {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+        window = fields.get("sliding_window", 64)
+        shape |= {"sliding_window": window, "layer_types": ["sliding_attention", "full_attention"]}
     config = AutoConfig.for_model(family, vocab_size=vocabulary, eos_token_id=models.EOS, pad_token_id=0, **shape)
     model = models.sharpen(AutoModelForCausalLM.from_config(config), 0.12)
     policy = Policy(model, models.tokenizer(), torch.bfloat16, route=route_of(Policy(model, models.tokenizer())))
@@ -180,6 +181,7 @@ def test_attention_and_its_gradients_are_those_of_softmax(layout: str, size: int
 def test_gradients_are_as_near_to_fp32_as_torchs(family: str, vocabulary: int, known: bool) -> None:
     """With a head that the kernels take (its vocabulary is a multiple of 32) and one that they do not."""
     ours, batch = policy_of(family, vocabulary=vocabulary), batch_of()
+    assert ours.has_known_layers
     exact = gradients(in_fp32(ours), batch)
     torchs, found = (gradients(policy, batch, known) for policy in (ours.but(trains_native=False), ours))
     assert not torch.equal(torchs[0], found[0])  # they were computed otherwise
@@ -187,6 +189,23 @@ def test_gradients_are_as_near_to_fp32_as_torchs(family: str, vocabulary: int, k
     for name, *three in zip(names, *([one[0], *one[1].values()] for one in (exact, torchs, found)), strict=True):
         right, usual, native_one = (one.double() for one in three)
         assert float((native_one - right).norm()) <= 2 * float((usual - right).norm()), name
+
+
+@pytest.mark.parametrize("window, layers", [(64, 1), (256, 2)])
+def test_a_layer_is_torchs_where_rows_are_longer_than_its_window(
+    window: int, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the longer window both layers are the kernels', and as near to fp32."""
+    ours, batch, calls = policy_of("gemma3_text", sliding_window=window), batch_of(), list[int]()
+    exact, torchs = (gradients(policy, batch) for policy in (in_fp32(ours), ours.but(trains_native=False)))
+    usual = training.gated
+    monkeypatch.setattr(training, "gated", lambda *given: calls.append(1) or usual(*given))
+    found = gradients(ours, batch)
+    assert len(calls) == layers * len(list(ours.micro_batches(batch)))
+    names = ["logprobs", *exact[1]]
+    for name, *three in zip(names, *([one[0], *one[1].values()] for one in (exact, torchs, found)), strict=True):
+        right, expected, native_one = (one.double() for one in three)
+        assert float((native_one - right).norm()) <= 2 * float((expected - right).norm()), name
 
 
 @pytest.mark.parametrize("family", ["olmo2", "phi3", "gpt_neox"])

@@ -54,7 +54,7 @@ class FusedLayer:
     are parts of the products."""
 
     def __init__(self, layer: Any, rule: Rule) -> None:
-        form = form_of(layer, adapted=True)
+        form = form_of(layer)
         assert form is not None
         self.layer, self.rule, self.form, attention = layer, rule, form, layer.self_attn
         self.size, self.scale, self.index = attention.head_dim, attention.scaling, attention.layer_idx

@@ -24,7 +24,7 @@ from lmgym.models.attention import segments
 from lmgym.models.attention.packed import Layout
 from lmgym.models.attention.rules import Rule
 from lmgym.models.kernels import training
-from lmgym.models.kernels.layer_form import NORMS, QUERY_KEY_VALUE, Form, form_of
+from lmgym.models.kernels.layer_form import NORMS, QUERY_KEY_VALUE, Form
 from lmgym.models.kernels.training_adapters import Adapters
 
 LINEAR = (QUERY_KEY_VALUE, ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))  # those that are computed as one
@@ -282,14 +282,19 @@ class LastLayout:
 
 
 @contextmanager
-def fused(layers: nn.ModuleList, copies: Mapping[nn.Parameter, Tensor], rules: Sequence[Rule] = ()) -> Iterator[None]:
-    """Within this context layers that are known (layer_form.py) compute packed rows as one function each, unless rows
-    are longer than a layer's window. `copies` are the weights that are rounded stochastically; others are rounded to
-    nearest. `rules` are those of the layers, if any has one."""
+def fused(
+    layers: nn.ModuleList,
+    forms: Sequence[Form],
+    copies: Mapping[nn.Parameter, Tensor],
+    rules: Sequence[Rule] = (),
+) -> Iterator[None]:
+    """Within this context layers of these forms compute packed rows as one function each, unless rows are longer than a
+    layer's window. `copies` are the weights that are rounded stochastically; others are rounded to nearest. `rules` are
+    those of the layers, if any has one."""
     last = LastLayout()
     training.library().use_threads(torch.get_num_threads())  # where torch brings an OpenMP of its own
-    for layer, rule in zip(layers, rules or [Rule()] * len(layers), strict=True):
-        layer.forward = partial(_forward, layer, layer.forward, copies, last, rule)
+    for layer, form, rule in zip(layers, forms, rules or [Rule()] * len(layers), strict=True):
+        layer.forward = partial(_forward, layer, layer.forward, copies, last, form, rule)
     try:
         yield
     finally:
@@ -302,6 +307,7 @@ def _forward(
     usual: Any,
     copies: Mapping[nn.Parameter, Tensor],
     last: LastLayout,
+    form: Form,
     rule: Rule,
     hidden: Float[Tensor, "1 L H"],
     *arguments: Any,
@@ -312,8 +318,7 @@ def _forward(
     known = last.of(lmgym_layout) if lmgym_layout is not None and rule.is_plain(lmgym_layout.reach) else None
     cosines, sines = (part.flatten(0, -2) for part in position_embeddings or (hidden, hidden))
     attention = layer.self_attn
-    form = form_of(layer, adapted=True)
-    if known is None or form is None or cosines.shape != (hidden.shape[-2], attention.head_dim):
+    if known is None or cosines.shape != (hidden.shape[-2], attention.head_dim):
         given = {} if lmgym_layout is None else {"lmgym_layout": lmgym_layout}
         return usual(hidden, *arguments, position_embeddings=position_embeddings, **given, **named)  # type: ignore[no-any-return]
     weights = Weights.of(layer, copies, form)

@@ -41,9 +41,9 @@ class Form:
     """Of all norms."""
 
 
-def form_of(layer: nn.Module, adapted: bool = False) -> Form | None:
+def form_of(layer: nn.Module) -> Form | None:
     """The form of a layer whose modules are Llama's or Gemma's by name, and of sizes that decoding.cpp knows; None of
-    any other. With `adapted` the linear ones may have adapters."""
+    any other. The linear ones may have adapters."""
     parts: dict[str, dict[str, Any]] = {name: dict(part.named_children()) for name, part in layer.named_children()}
     names = set(parts) - {"self_attn", "mlp"}
     read, given = (READ_OF_GEMMA, GIVEN) if names == {*READ_OF_GEMMA, *GIVEN} else (READ, None)
@@ -53,7 +53,7 @@ def form_of(layer: nn.Module, adapted: bool = False) -> Form | None:
     if set(mlp) != MLP or set(attention) - set(NORMS) != ATTENTION:
         return None
     linear = [part for name, part in [*attention.items(), *mlp.items()] if name.endswith("_proj")]
-    if not all(lora.is_plain(part) if adapted else type(part) is nn.Linear for part in linear):
+    if not all(map(lora.is_plain, linear)):
         return None
     biased = {attention[name].bias is not None for name in QUERY_KEY_VALUE}
     biased_mlp = {mlp[name].bias is not None for name in ("gate_proj", "up_proj")}
@@ -72,8 +72,9 @@ def form_of(layer: nn.Module, adapted: bool = False) -> Form | None:
     return Form(read, given, gelu, from_one, epsilons.pop()) if known else None
 
 
-def has_known_layers(model: PreTrainedModel) -> bool:
-    """True if all layers of a model, which may have adapters, have a known form."""
-    layers = getattr(trunk_of(model), "layers", ())
-    known = model.config.model_type in (*LIKE_LLAMA, *LIKE_GEMMA) and len(layers) > 0
-    return known and all(form_of(layer, adapted=True) is not None for layer in layers)
+def forms_of(model: PreTrainedModel) -> tuple[Form, ...]:
+    """The forms of all layers of a model, which may have adapters; none if one of them is not known."""
+    if model.config.model_type not in (*LIKE_LLAMA, *LIKE_GEMMA):
+        return ()
+    forms = [form_of(layer) for layer in getattr(trunk_of(model), "layers", ())]
+    return () if None in forms else tuple(form for form in forms if form is not None)
