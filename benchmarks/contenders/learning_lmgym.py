@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import lmgym
-from benchmarks.contenders.learning_task import read, reward, saved
+from benchmarks.contenders.learning_task import REWARDS, read, saved
 from benchmarks.contenders.turns import Turns
 from lmgym.config.build import build_config
 from lmgym.config.schema import Config
@@ -41,9 +41,9 @@ def learning_prompts(split: str, folder: str) -> list[Example]:
 
 
 @register("reward", "learning_reward")
-def learning_reward(texts: Sequence[str], examples: Sequence[Example]) -> list[float]:
+def learning_reward(texts: Sequence[str], examples: Sequence[Example], *, form: str) -> list[float]:
     """The reward that both libraries use."""
-    return [reward(text, example.meta["answer"]) for text, example in zip(texts, examples, strict=True)]
+    return [REWARDS[form](text, example.meta["answer"]) for text, example in zip(texts, examples, strict=True)]
 
 
 def config_of(folder: Path, out: str) -> Config:
@@ -53,10 +53,11 @@ def config_of(folder: Path, out: str) -> Config:
         "seed": given.seed,
         "out": out,
         "threads": given.threads,
-        "task": {"name": "learning_prompts", "folder": str(folder)},
-        "rewards": {"learning_reward": 1.0},
+        "task": {"name": "learning_prompts", "folder": str(folder), "prompts": "rendered"},
+        "rewards": {"learning_reward": {"form": given.reward}},
         "algorithm": {"name": "grpo", "group_size": given.group},
-        "policy": {"model": str(folder / "model"), "device": "cpu", "compute": "float32"},
+        "policy": {"model": str(folder / "model"), "device": "cpu"}
+        | {"compute": given.compute, "rounding": given.rounding},
         "sampling": {"max_new_tokens": given.new_tokens},
         "optimizer": {"learning_rate": given.learning_rate, "warmup": 0, "weight_decay": 0.0},
         "prompts_per_step": given.prompts,

@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.contenders.learning_task import Settings, read, reward, saved
+from benchmarks.contenders.learning_task import REWARDS, Settings, read, saved
 from benchmarks.contenders.turns import Turns
 
 
@@ -52,7 +52,7 @@ def trainer_of(folder: Path, out: str, turns: Turns) -> GRPOTrainer:
     config = GRPOConfig(
         output_dir=out,
         use_cpu=True,
-        bf16=False,
+        bf16=given.compute == "bfloat16",
         model_init_kwargs={"dtype": "float32"},
         gradient_checkpointing=False,
         per_device_train_batch_size=rows,
@@ -81,7 +81,7 @@ def trainer_of(folder: Path, out: str, turns: Turns) -> GRPOTrainer:
     )
 
     def correct(completions: list[str], answer: list[str], **others: Any) -> list[float]:
-        return [reward(text, right) for text, right in zip(completions, answer, strict=True)]
+        return [REWARDS[given.reward](text, right) for text, right in zip(completions, answer, strict=True)]
 
     return GRPOTrainer(
         model=str(folder / "model"),

@@ -227,7 +227,10 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "endpoint_pairs": ("rewards.learned.pairs", "pairs of a group, judged by a chat endpoint", "an endpoint"),
         "endpoint_rubric": ("rewards.learned.rubric", "weighted criteria, judged by a chat endpoint", "an endpoint"),
     },
-    "post_processor": {"three_sentence_summary": ("rewards.text.sentences", "the first three sentences, a line each")},
+    "post_processor": {
+        "hash_answer": ("rewards.maths.hash_answer", "the last #### and the number behind it, nothing else"),
+        "three_sentence_summary": ("rewards.text.sentences", "the first three sentences, a line each"),
+    },
     "row": {},  # functions of a row, for the keys `prompt` and `references` of task data
     "env": {
         "single_turn": ("envs.single_turn:SingleTurn", "one prompt, one answer"),

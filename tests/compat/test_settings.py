@@ -198,6 +198,16 @@ def test_verl_overrides(tmp_path: Path) -> None:
     assert "data.train_files, line 5" in text
 
 
+def test_verl_ppo_with_a_kl_in_the_reward(tmp_path: Path) -> None:
+    script = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae algorithm.use_kl_in_reward=True \\
+        algorithm.kl_penalty={} algorithm.kl_ctrl.kl_coef=0.002 data.train_files=a.parquet"""
+    for form, said in (("kl", False), ("low_var_kl", True)):
+        text, _ = converted("verl", write(tmp_path, "verl", script.format(form)))
+        tree = yaml.safe_load(text)
+        assert tree["algorithm"] | {"kl_in": "reward", "kl_coefficient": 0.002} == tree["algorithm"]
+        assert ("(k1) here" in text) is said
+
+
 def test_openrlhf_flags(tmp_path: Path) -> None:
     tree = recipe(tmp_path, "openrlhf")
     assert tree["algorithm"] == {

@@ -210,3 +210,23 @@ def test_an_empty_reference_pays_no_empty_answer(name: str, blank: str) -> None:
     for call in (lambda: reward.check(examples), lambda: reward([""], examples)):
         with pytest.raises(LmgymError, match=r"'a/0' is empty|an empty answer would be right|cannot read"):
             call()
+
+
+# verl/utils/reward_score/gsm8k.py, strict: the last "#### (-?[0-9.,]+)", without commas, as a text.
+@pytest.mark.parametrize(
+    ("text", "left", "value"),
+    [
+        ("9 + 9 = 18\n#### 18", "#### 18", 1.0),
+        ("#### 17 no, #### 18 it is", "#### 18", 1.0),
+        ("The answer is 18.", "", 0.0),
+        (r"so \boxed{18}", "", 0.0),
+        ("####18", "", 0.0),
+        ("#### $18", "", 0.0),
+        ("#### 1,8", "#### 1,8", 0.0),
+        ("#### -18", "#### -18", 0.0),
+    ],
+)
+def test_what_verls_strict_score_of_gsm8k_sees(text: str, left: str, value: float) -> None:
+    changed = registry.get("post_processor", "hash_answer")(text)
+    assert changed == left
+    assert scored(changed, "9 + 9 = <<9+9=18>>18\n#### 18", strict=True) == value
