@@ -149,8 +149,11 @@ class Policy:
     @property
     def master(self) -> torch.dtype:
         """The precision of the parameters that train, or if none does or the base is quantized, of the first ones."""
-        trained = [] if quantization.is_quantised(self.model) else self.parameters()
-        return next(iter([*trained, *self.model.parameters()])).dtype
+        if not quantization.is_quantised(self.model):
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    return parameter.dtype
+        return next(self.model.parameters()).dtype
 
     @cached_property
     def context(self) -> int | None:

@@ -85,7 +85,8 @@ class RoundedWeights:
                     for name, parameter in module._parameters.items()
                     if parameter in copies
                 }
-                hidden.enter_context(_attributes(module, **computed))
+                if computed:  # adapters make most modules that hold none
+                    hidden.enter_context(_attributes(module, **computed))
             yield
 
 
