@@ -157,10 +157,10 @@ def _check_engine(config: Config, stage: Stage) -> None:
             f"engine.name: stage '{stage.name}' samples within a restriction by a frozen policy, which only "
             "the training process holds; write sampler"
         )
-    if not engine.any_kept_set and stage.sampling.more_than_top_k:
+    if not engine.any_kept_set and stage.sampling.has_unbounded_sets:
         raise LmgymError(
-            f"engine.name: {config.engine.name} knows the sets of sampling.top_k, not those of top_p and min_p, "
-            f"which stage '{stage.name}' asks for; write top_k instead, or engine.name: sampler"
+            f"engine.name: {config.engine.name} tells which tokens were left of top_k at most, and stage "
+            f"'{stage.name}' has top_p or min_p alone; write sampling.top_k beside them, or engine.name: sampler"
         )
     if config.engine.ahead and stage.source.samples and not stage.algorithm.weighs_old:
         name = registry.name_of("algorithm", type(stage.algorithm))

@@ -3,7 +3,7 @@
 An engine knows nothing of texts, environments or rewards. `Sampling` is also the `sampling:` section of a recipe."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -79,9 +79,9 @@ class Sampling(Section):
         return cut and self.temperature > 0
 
     @property
-    def more_than_top_k(self) -> bool:
-        """True if top_p or min_p cut off tokens, so that the kept sets have no largest size."""
-        return replace(self, top_k=None).truncates
+    def has_unbounded_sets(self) -> bool:
+        """True if top_p or min_p cut off tokens and no top_k does, so that the kept sets have no largest size."""
+        return self.truncates and self.top_k is None
 
     @property
     def fixed_length(self) -> bool:

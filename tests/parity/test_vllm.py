@@ -159,6 +159,12 @@ def test_the_sets_of_top_k_are_those_of_the_sampler(where: str, tmp_path: Path) 
             assert torch.equal(kept.sum(1), torch.full((len(answer.ids),), 5))
             assert bool((logits.masked_fill(~kept, math.inf).amin(1) > edge - 1e-4).all())
             assert bool((logits.masked_fill(kept, -math.inf).amax(1) < edge + 1e-4).all())
+        fewer = replace(sampling, top_p=0.8, min_p=0.1)
+        answers = engine.generate(asked(), fewer)
+        reported, scored = scored_on_sets(own, answers, fewer)
+        assert float((reported - scored).abs().mean()) < GAP
+        sizes = torch.cat([unpack(torch.from_numpy(one.kept), own.vocabulary).sum(1) for one in answers])
+        assert int(sizes.min()) < 5 and int(sizes.max()) <= 5
         if where == "servers":
             with pytest.raises(LmgymError, match=rf"started with --max-logprobs {6 + SPARE} or more"):
                 engine.generate(asked(1), replace(sampling, top_k=6))
@@ -406,15 +412,17 @@ def test_the_sets_of_top_k_are_read_from_the_log_probabilities(
 
 
 def test_sets_that_are_not_known_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More equally likely tokens than a server was asked for; and top_p, whose sets have no bound."""
+    """More equally likely tokens than a server was asked for; and top_p alone, whose sets have no bound."""
     monkeypatch.setattr(VLLM, "_try", lambda engine: None)
     with stand_in(sampled(range(60, 60 + 5 + SPARE), 0)) as (address, _):
         engine = VLLM(policy(), Servers([address], tmp_path / "served"))
         with pytest.raises(LmgymError, match=rf"top_k is 5, and vLLM drew a token from {5 + SPARE} or more"):
             engine.generate(asked(1), Sampling(max_new_tokens=4, top_k=5))
-        for cut in ({"top_p": 0.9}, {"top_k": 5, "min_p": 0.1}):
-            with pytest.raises(LmgymError, match=r"with vllm, sampling\.top_p, min_p and .* write top_k instead"):
+        for cut in ({"top_p": 0.9}, {"min_p": 0.1}):
+            with pytest.raises(LmgymError, match=r"so top_p and min_p need top_k beside them"):
                 engine.generate(asked(1), Sampling(max_new_tokens=4, **cut))
+        with pytest.raises(LmgymError, match=r"evaluation\.generation: vllm searches no beams"):
+            engine.generate(asked(1), Decoding(max_new_tokens=4, generation={"num_beams": 2}))
         engine.close()
 
 
@@ -438,7 +446,8 @@ def test_a_recipe_that_does_not_fit_is_refused(engine: dict, sentence: str) -> N
 def test_a_stage_that_samples_by_top_p_is_refused() -> None:
     servers = {"name": "vllm", "address": "http://a"}
     build_config(runs.tiny(engine=servers, sampling={"max_new_tokens": 4, "top_k": 5}))
-    with pytest.raises(LmgymError, match=r"not those of top_p and min_p, which stage"):
+    build_config(runs.tiny(engine=servers, sampling={"max_new_tokens": 4, "top_k": 5, "top_p": 0.5, "min_p": 0.1}))
+    with pytest.raises(LmgymError, match=r"has top_p or min_p alone; write sampling\.top_k beside them"):
         build_config(runs.tiny(engine=servers, sampling={"max_new_tokens": 4, "top_p": 0.5}))
 
 

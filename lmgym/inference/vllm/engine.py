@@ -115,7 +115,8 @@ class VLLM:
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, ended: Callable[[int, list[int]], None] | None = None
     ) -> list[Completion]:
-        """One completion per request, in order. Raises LmgymError for top_p, min_p and beams."""
+        """One completion per request, in order. Raises LmgymError for beams, and to train for top_p and min_p without
+        top_k."""
         check_sampling(sampling)
         sampling.check_vocabulary(self.policy.vocabulary)
         for request in requests:
@@ -195,7 +196,8 @@ class VLLM:
             "detokenize": bool(answers.stop_texts[number]),
         }
         if sampling.truncates:
-            settings["top_k"] = sampling.top_k
+            cuts = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
+            settings |= {name: value for name, value in cuts.items() if value is not None}
             if answers.keeps_sets and sampling.top_k is not None:
                 settings["logprobs"] = min(sampling.top_k + SPARE, self.policy.vocabulary)
         if texts := answers.stop_texts[number]:
@@ -244,11 +246,15 @@ class VLLM:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raise LmgymError for what vLLM cannot do so that training knows what tokens were drawn from."""
-    if sampling.more_than_top_k or (isinstance(sampling, Decoding) and sampling.generation):
+    """Raise LmgymError for what vLLM cannot do so that training knows what tokens were drawn from. (vLLM 0.32's own
+    way, --return-sampling-mask, asks for top_k too.)"""
+    if isinstance(sampling, Decoding):  # nothing trains on its answers
+        if sampling.generation:
+            raise LmgymError("evaluation.generation: vllm searches no beams; leave it out, or engine.name: sampler")
+    elif sampling.has_unbounded_sets:
         raise LmgymError(
-            "engine.name: with vllm, sampling.top_p, min_p and evaluation.generation are left out: the sets that "
-            "tokens are drawn from do not come back; write top_k instead, or engine.name: sampler"
+            "engine.name: vllm tells which tokens were left of sampling.top_k at most, so top_p and min_p need top_k "
+            "beside them; or write engine.name: sampler"
         )
 
 
