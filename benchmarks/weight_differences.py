@@ -11,7 +11,6 @@ copies of the whole in memory. Looked at is every third tensor. Prints a Markdow
 
 import argparse
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lmgym.inference.pool.differences import applied, difference
 from lmgym.models.rounding import RoundedWeights
 
 Whole = np.ndarray  # all weights as unsigned integers
-LEVEL = 1  # of zlib
 EVERY = 3  # tensors; all of them and their differences would take 5 GiB for a model of 135M
 TEXTS = (
     "The train leaves at nine in the morning and arrives in the harbour town a little before noon.",
@@ -31,28 +30,6 @@ TEXTS = (
     "Write a function that returns the largest number of a list, or nothing if the list is empty.",
     "Water boils at a lower temperature on a mountain, because the pressure of the air is lower there.",
 )
-
-
-def difference(old: Whole, new: Whole) -> bytes:
-    """What changed: the places as bits, then each changed number's exclusive or, by bytes of equal rank."""
-    changed = old != new
-    flips = (old[changed] ^ new[changed]).view(np.uint8).reshape(-1, new.itemsize)
-    parts = [np.packbits(changed).tobytes(), np.ascontiguousarray(flips.T).tobytes()]
-    packed = [zlib.compress(part, LEVEL) for part in parts]
-    head = np.array([len(packed[0]), zlib.crc32(new.tobytes())], np.uint64).tobytes()
-    return head + b"".join(packed)
-
-
-def applied(old: Whole, sent: bytes) -> Whole:
-    """The new weights. Raises ValueError if they are not those that were meant."""
-    places, check = np.frombuffer(sent[:16], np.uint64).tolist()
-    changed = np.unpackbits(np.frombuffer(zlib.decompress(sent[16 : 16 + places]), np.uint8))[: len(old)].astype(bool)
-    flips = np.frombuffer(zlib.decompress(sent[16 + places :]), np.uint8).reshape(old.itemsize, -1)
-    new = old.copy()
-    new[changed] ^= np.ascontiguousarray(flips.T).view(old.dtype)[:, 0]
-    if zlib.crc32(new.tobytes()) != check:
-        raise ValueError("the difference gives other weights than were meant")
-    return new
 
 
 def timed(act: Callable[[], Any]) -> tuple[Any, float]:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
@@ -23,6 +24,7 @@ from lmgym.inference.base import Request, Sampling
 from lmgym.inference.in_process import make_engine
 from lmgym.inference.kinds import EngineSection
 from lmgym.inference.pool import ray_generators
+from lmgym.inference.pool.differences import applied, difference
 from lmgym.inference.pool.generator import Call
 from lmgym.inference.pool.pool import Here, InUnits
 from lmgym.inference.pool.ray_generators import MOST_LOSSES, Process, RayGenerators, Worker
@@ -150,6 +152,53 @@ def test_generators_sample_as_the_training_process_does(model: str, settings: di
                 parameter += 0.5
     assert answers[0] != answers[1]
     pool.close()
+
+
+@pytest.mark.usefixtures("same_process")
+def test_generators_on_other_machines_get_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has the weights before takes the difference; one that is new, or has missed a push, takes all of them.
+    Whatever it took, it samples as the training process does."""
+    monkeypatch.setattr(ray_generators, "_has_other_machines", lambda: True)
+    own = policy(compute="bfloat16")
+    one, generators = InUnits(own, Here(Sampler(own)), UNIT), RayGenerators(own, workers=1, address="auto")
+    pool, taken = InUnits(own, generators, UNIT), []
+    send = RayGenerators._send
+
+    def sent(generators: RayGenerators, worker: Worker, call: Call) -> Any:
+        taken.append((worker.version, generators.pushed, generators._changes is not None))
+        return send(generators, worker, call)
+
+    monkeypatch.setattr(RayGenerators, "_send", sent)
+    assert pool.generate(requests(3), SAMPLING) == one.generate(requests(3), SAMPLING)
+    for update in range(1, 4):
+        with torch.no_grad():
+            for parameter in own.parameters():
+                parameter.add_(
+                    torch.randn(parameter.shape, generator=torch.Generator().manual_seed(update)), alpha=1e-3
+                )
+        own.had_updates(update)
+        one.load(own, update)
+        pool.load(own, update)
+        if update != 2:  # the second push is not asked for, so the third comes whole
+            assert pool.generate(requests(3), SAMPLING) == one.generate(requests(3), SAMPLING)
+    assert taken == [(None, 1, False), (1, 2, True), (2, 4, True)]
+    sizes = sum(map(len, ray.get(generators._changes))), sum(array.nbytes for array in ray.get(generators._trained))
+    assert sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize("changed", [0, 1, 70, 1000])
+def test_a_difference_gives_the_new_weights(changed: int) -> None:
+    draw = np.random.default_rng(changed)
+    old = draw.integers(-(2**15), 2**15, (8, 125)).astype(np.int16)
+    new = old.copy()
+    new.reshape(-1)[draw.choice(1000, changed, replace=False)] ^= draw.integers(1, 2**15, changed).astype(np.int16)
+    sent = difference(old, new)
+    assert np.array_equal(applied(old, sent), new)
+    assert changed > 100 or len(sent) < 0.3 * old.nbytes
+    other = old.copy()
+    other[3, 7] += 1
+    with pytest.raises(LmgymError, match="gives others than were meant"):
+        applied(other, sent)
 
 
 @pytest.mark.usefixtures("same_process")

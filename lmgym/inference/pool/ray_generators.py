@@ -23,6 +23,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import Lost
 from lmgym.inference.base import Completion
+from lmgym.inference.pool.differences import applied, difference
 from lmgym.inference.pool.generator import Call, Generator
 from lmgym.inference.pool.ray_node import RESUME, RayNode
 from lmgym.inference.proof import draw_pictures
@@ -64,9 +65,15 @@ class Process:
         self.generator.load(policy, version)
         self.version = version
 
+    def change(self, changes: list[bytes], version: int) -> None:
+        """Take over the weights of an update by what it has changed of those that are here."""
+        assert self.generator is not None
+        ours = self.generator.sampler.policy.parameters()
+        self.load([applied(_bits(one), sent) for one, sent in zip(ours, changes, strict=True)], version)
+
     def answer(self, loaded: None, call: Call, before: Sequence[Call]) -> tuple[int, list[Completion]]:
-        """The completions of a call, and the version of the weights that sampled them. `loaded` is what `begin` or
-        `load` returned: if these have failed, this fails as they did."""
+        """The completions of a call, and the version of the weights that sampled them. `loaded` is what `begin`, `load`
+        or `change` returned: if these have failed, this fails as they did."""
         assert self.generator is not None
         return self.version, self.generator.answer(call, before)
 
@@ -116,6 +123,8 @@ class RayGenerators:
             self._empty = ray.put(without_weights(policy))
             self._frozen = ray.put(_arrays(policy, trained=False))
         self._history: dict[int, list[Call]] = {}
+        self._differs = address is not None and _has_other_machines()
+        self._last: list[np.ndarray] | None = None  # what was pushed last, where differences are sent
         self.pushed = 0  # how often weights were loaded; the version that every answer is checked for
         self.workers = [Worker(self._actor()) for _ in range(workers)]
         self.load(policy, 0)
@@ -166,11 +175,17 @@ class RayGenerators:
                 worker.actor.drop.remote([*own])
 
     def load(self, policy: Policy, version: int) -> None:
-        """Put the trained weights where all generators read them; each one takes them before its next call."""
+        """Put the trained weights where all generators read them; each one takes them before its next call. On other
+        machines it takes what has changed, if it has the weights before these, in bf16."""
         self._history.clear()
-        arrays = _arrays(policy, trained=True)
+        arrays, changes = _arrays(policy, trained=True), None
+        if self._differs and all(array.dtype == np.int16 for array in arrays):
+            if self._last is not None:
+                changes = [difference(old, new) for old, new in zip(self._last, arrays, strict=True)]
+            self._last = [array.copy() for array in arrays]
         with self._node.watched():
             self._trained, self.pushed = ray.put(arrays), self.pushed + 1
+            self._changes = None if changes is None else ray.put(changes)
 
     def restricted(self, restriction: Restriction, mask: Policy | None) -> "RayGenerators":
         raise LmgymError(
@@ -210,6 +225,8 @@ class RayGenerators:
         loaded = None
         if worker.version is None:
             loaded = worker.actor.begin.remote(self._empty, self._frozen, self._trained, self.pushed)
+        elif worker.version == self.pushed - 1 and self._changes is not None:
+            loaded = worker.actor.change.remote(self._changes, self.pushed)
         elif worker.version != self.pushed:
             loaded = worker.actor.load.remote(self._trained, self.pushed)
         if loaded is not None:
@@ -306,6 +323,17 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
     """A weight of `_arrays`, in fp32 if it came as bf16."""
     tensor = torch.tensor(array)
     return tensor.view(torch.bfloat16).float() if tensor.dtype == torch.int16 else tensor
+
+
+def _bits(parameter: torch.Tensor) -> np.ndarray:
+    """The bf16 numbers that a parameter in fp32 holds, as `_arrays` sent them."""
+    return parameter.detach().bfloat16().view(torch.int16).cpu().numpy()
+
+
+def _has_other_machines() -> bool:
+    """Whether Ray may place generators on another machine than this process's."""
+    here = ray.get_runtime_context().get_node_id()
+    return any(node["Alive"] and node["NodeID"] != here for node in ray.nodes())
 
 
 def _reason(error: BaseException) -> str:
