@@ -84,8 +84,8 @@ def difference(published: Published, curves: Sequence[Mapping[int, float]]) -> t
     yours = [statistics.mean(curve[step] for step in last) for curve in curves]
     # One set of questions throughout, so more points do not make the share of right answers of it more certain.
     asked = 1.96 * math.sqrt(2 * theirs * (1 - theirs) / published.questions)
-    seeds = student_t(yours) if len(yours) > 1 else Interval(yours[0], yours[0], yours[0], 1)
-    spread = math.hypot(asked, (seeds.high - seeds.low) / 2)
+    seeds = student_t(yours)
+    spread = math.hypot(asked, (seeds.high - seeds.low) / 2) if seeds.has_bounds else asked
     mean = seeds.mean - theirs
     return last, Interval(mean, mean - spread, mean + spread, len(curves))
 

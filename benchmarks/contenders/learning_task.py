@@ -36,7 +36,7 @@ class Settings:
 
 def write(folder: Path, model: Path, prompts: Sequence[tuple[str, str]], settings: Settings) -> None:
     """Save what the contenders read; `prompts` are pairs of a prompt and its answer."""
-    shutil.copytree(model, folder / "model", copy_function=os.link)
+    shutil.copytree(model, folder / "model", copy_function=os.symlink)  # some hundred MB
     lines = [json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in prompts]
     (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
     (folder / "settings.json").write_text(json.dumps(asdict(settings)), encoding="utf-8")

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +150,9 @@ class Policy:
     @property
     def master(self) -> torch.dtype:
         """The precision of the parameters that train, or if none does or the base is quantized, of the first ones."""
-        if not quantization.is_quantised(self.model):
-            for parameter in self.model.parameters():
-                if parameter.requires_grad:
-                    return parameter.dtype
-        return next(self.model.parameters()).dtype
+        may_train = not quantization.is_quantised(self.model)
+        trained = (parameter for parameter in self.model.parameters() if may_train and parameter.requires_grad)
+        return next(chain(trained, self.model.parameters())).dtype
 
     @cached_property
     def context(self) -> int | None:
