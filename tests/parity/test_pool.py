@@ -27,7 +27,8 @@ from lmgym.inference.pool import ray_generators
 from lmgym.inference.pool.differences import applied, difference
 from lmgym.inference.pool.generator import Call
 from lmgym.inference.pool.pool import Here, InUnits
-from lmgym.inference.pool.ray_generators import MOST_LOSSES, Process, RayGenerators, Worker
+from lmgym.inference.pool.ray_generators import MOST_LOSSES, RayGenerators, Worker
+from lmgym.inference.pool.ray_process import Process
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.models.copies import with_weights, without_weights

@@ -16,20 +16,17 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from ray.exceptions import RayError, RayTaskError
 
 from lmgym.core.errors import LmgymError
-from lmgym.distributed.parts import whole
 from lmgym.distributed.ranks import Lost
 from lmgym.inference.base import Completion
-from lmgym.inference.pool.differences import applied, difference
-from lmgym.inference.pool.generator import Call, Generator
+from lmgym.inference.pool.differences import difference
+from lmgym.inference.pool.generator import Call
 from lmgym.inference.pool.ray_node import RESUME, RayNode
+from lmgym.inference.pool.ray_process import Process, arrays_of
 from lmgym.inference.proof import draw_pictures
-from lmgym.inference.sampler import Sampler
-from lmgym.models.copies import with_weights, without_weights
-from lmgym.models.device import prepare_process
+from lmgym.models.copies import without_weights
 from lmgym.models.policy import Policy
 from lmgym.types import Restriction
 
@@ -38,48 +35,6 @@ STARTUP = 300.0  # seconds more that a new process may take to its first answer
 LOOK = 20.0  # seconds without an answer, after which the size of the cluster is looked at
 ANSWER = 10.0  # seconds that a Ray elsewhere may take to answer
 SPARE = 256 * 2**20  # bytes of Ray's object store beside the weights
-
-
-class Process:
-    """What runs in an actor: a generator, and the version of its weights."""
-
-    def __init__(self, threads: int, rows: int, captured: bool) -> None:
-        prepare_process(threads)
-        self.settings = (rows, captured)
-        self.generator: Generator | None = None
-        self.version = -1
-
-    def begin(self, empty: Policy, frozen: list[np.ndarray], trained: list[np.ndarray], version: int) -> None:
-        """Take over a policy without weights, and its weights."""
-        kinds = {False: iter(frozen), True: iter(trained)}
-        weights = [_tensor(next(kinds[parameter.requires_grad])) for parameter in empty.model.parameters()]
-        self.generator, self.version = Generator(Sampler(with_weights(empty, weights), *self.settings)), version
-
-    def load(self, trained: list[np.ndarray], version: int) -> None:
-        """Take over the weights of an update."""
-        assert self.generator is not None
-        policy = self.generator.sampler.policy
-        with torch.no_grad():
-            for ours, theirs in zip(policy.parameters(), trained, strict=True):
-                ours.copy_(_tensor(theirs))
-        self.generator.load(policy, version)
-        self.version = version
-
-    def change(self, changes: list[bytes], version: int) -> None:
-        """Take over the weights of an update by what it has changed of those that are here."""
-        assert self.generator is not None
-        ours = self.generator.sampler.policy.parameters()
-        self.load([applied(_bits(one), sent) for one, sent in zip(ours, changes, strict=True)], version)
-
-    def answer(self, loaded: None, call: Call, before: Sequence[Call]) -> tuple[int, list[Completion]]:
-        """The completions of a call, and the version of the weights that sampled them. `loaded` is what `begin`, `load`
-        or `change` returned: if these have failed, this fails as they did."""
-        assert self.generator is not None
-        return self.version, self.generator.answer(call, before)
-
-    def drop(self, units: Sequence[int]) -> None:
-        if self.generator is not None:
-            self.generator.drop(units)
 
 
 @dataclass
@@ -121,7 +76,7 @@ class RayGenerators:
         draw_pictures(policy)
         with self._node.watched():
             self._empty = ray.put(without_weights(policy))
-            self._frozen = ray.put(_arrays(policy, trained=False))
+            self._frozen = ray.put(arrays_of(policy, trained=False))
         self._history: dict[int, list[Call]] = {}
         self._differs = address is not None and _has_other_machines()
         self._last: list[np.ndarray] | None = None  # what was pushed last, where differences are sent
@@ -178,7 +133,7 @@ class RayGenerators:
         """Put the trained weights where all generators read them; each one takes them before its next call. On other
         machines it takes what has changed, if it has the weights before these, in bf16."""
         self._history.clear()
-        arrays, changes = _arrays(policy, trained=True), None
+        arrays, changes = arrays_of(policy, trained=True), None
         if self._differs and all(array.dtype == np.int16 for array in arrays):
             if self._last is not None:
                 changes = [difference(old, new) for old, new in zip(self._last, arrays, strict=True)]
@@ -308,26 +263,6 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=ANSWER).close()
     except (OSError, OverflowError) as error:
         raise LmgymError(f"engine.address: no Ray at {address} ({error}); start one there: ray start --head") from error
-
-
-def _arrays(policy: Policy, trained: bool) -> list[np.ndarray]:
-    """The weights that train, or those that don't, in the order of the model's parameters. fp32 weights that a pass
-    computes with in bf16 are sent as the bits of these numbers: half the bytes, and nothing else is ever read."""
-    chosen = [parameter for parameter in policy.model.parameters() if parameter.requires_grad == trained]
-    rounded = () if policy.rounded is None else policy.rounded.names
-    tensors = (policy.computed(one).view(torch.int16) if one in rounded else whole(one).detach() for one in chosen)
-    return [tensor.cpu().numpy() for tensor in tensors]
-
-
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    """A weight of `_arrays`, in fp32 if it came as bf16."""
-    tensor = torch.tensor(array)
-    return tensor.view(torch.bfloat16).float() if tensor.dtype == torch.int16 else tensor
-
-
-def _bits(parameter: torch.Tensor) -> np.ndarray:
-    """The bf16 numbers that a parameter in fp32 holds, as `_arrays` sent them."""
-    return parameter.detach().bfloat16().view(torch.int16).cpu().numpy()
 
 
 def _has_other_machines() -> bool:
