@@ -101,8 +101,12 @@ class Backwards(GRPO):
         return batch.replace(advantages=-batch.advantages)
 
 
-ONE_ANSWER: dict[str, Any] = {"prompts_per_step": 64, "steps": 40}
-FOUR_ANSWERS: dict[str, Any] = {"prompts_per_step": 16, "steps": 40}
+ENOUGH: dict[str, Any] = {  # a run ends at the first look at which it is far above the threshold
+    "evaluation": {"every": 10, "examples": 64, "temperature": 1.0},
+    "early_stop": {"metric": "reward", "target": 0.8},
+}
+ONE_ANSWER: dict[str, Any] = {"prompts_per_step": 64, "steps": 40, **ENOUGH}
+FOUR_ANSWERS: dict[str, Any] = {"prompts_per_step": 16, "steps": 40, **ENOUGH}
 
 
 LEARNERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
