@@ -68,7 +68,14 @@ WEIGHTS = {"right": 1.0, "brief": 0.5}
 
 few = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 every_member = pytest.mark.parametrize("name", FAMILY)
-every_model = pytest.mark.parametrize("model", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+# One of two models each, by turns: test_gradient.py has both for every algorithm.
+on_a_model = pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        pytest.param(name, "llama" if place % 2 else "gpt2", marks=[pytest.mark.slow] * (place % 2))
+        for place, name in enumerate(FAMILY)
+    ],
+)
 
 
 def dressed(conversations: list[Episode]) -> list[Episode]:
@@ -121,24 +128,21 @@ seeds = st.integers(0, 2**31)
 
 
 @pytest.mark.slow
-@every_model
-@every_member
+@on_a_model
 @few
 @given(seed=seeds, tokens=st.integers(1, 60), first=st.booleans())
 def test_micro_batches(name: str, model: str, seed: int, tokens: int, first: bool) -> None:
     body(general.test_micro_batches)(name, model, seed, tokens, first)
 
 
-@every_model
-@every_member
+@on_a_model
 @few
 @given(seed=seeds, columns=st.integers(1, 9), fast=st.booleans())
 def test_padding(name: str, model: str, seed: int, columns: int, fast: bool) -> None:
     body(general.test_padding)(name, model, seed, columns, fast)
 
 
-@every_model
-@every_member
+@on_a_model
 @few
 @given(seed=seeds, order=st.randoms(use_true_random=False))
 def test_row_order(name: str, model: str, seed: int, order: Any) -> None:
@@ -158,8 +162,7 @@ def change_by_splitting(name: str, model: str, seed: int) -> float:
     return models.relative(*gradients)
 
 
-@every_model
-@every_member
+@on_a_model
 @few
 @given(seed=seeds)
 def test_splitting_a_conversation_into_rows(name: str, model: str, seed: int) -> None:
@@ -172,8 +175,7 @@ def test_a_ratio_of_rows_is_another_one_when_conversations_are_split(name: str) 
     assert max(change_by_splitting(name, "llama", seed) for seed in range(3)) > general.TOLERANCE
 
 
-@every_model
-@every_member
+@on_a_model
 @few
 @given(seed=seeds)
 def test_rows_without_credit_cost_nothing(name: str, model: str, seed: int) -> None:
