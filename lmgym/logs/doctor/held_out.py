@@ -1,6 +1,7 @@
 """What the doctor's rules ask of a run's evaluations: how metrics of held-out examples changed, beside the reward."""
 
 from statistics import fmean as mean
+from typing import NamedTuple
 
 from lmgym.logs.doctor.facts import bounded
 from lmgym.logs.doctor.history import History, rose
@@ -18,7 +19,13 @@ ALWAYS_EVALUATED = (
 )
 LOWER_IS_BETTER = ("perplexity", "causal_perplexity")
 
-Bounds = tuple[float, float, float]  # mean, low, high
+
+class Bounds(NamedTuple):
+    """A mean and its interval."""
+
+    mean: float
+    low: float
+    high: float
 
 
 def relative_gain(history: History) -> float | None:
@@ -42,12 +49,20 @@ def goal_metric(history: History) -> str | None:
     return None
 
 
+def held_out_values(history: History, name: str) -> dict[int, Bounds]:
+    """A held-out metric by the step of its evaluation, of those that have it with an interval, which says how much of a
+    change may be chance."""
+    found = {}
+    for record in history.evaluations:
+        middle, low, high = (bounded(record.get(f"{name}{end}")) for end in ("", "/low", "/high"))
+        if middle is not None and low is not None and high is not None:
+            found[int(record["step"])] = Bounds(middle, low, high)
+    return found
+
+
 def held_out_change(history: History, name: str) -> tuple[Bounds, Bounds] | None:
-    """A held-out metric in the first and in the newest evaluation. None with fewer than two evaluations, or without
-    intervals, which say how much of a change may be chance."""
-    if len(history.evaluations) < 2:
+    """A held-out metric in the first and in the newest evaluation; None if they are one, or if one does not have it."""
+    found, ends = held_out_values(history, name), [int(record["step"]) for record in history.evaluations]
+    if len(ends) < 2 or ends[0] not in found or ends[-1] not in found:
         return None
-    ends = (history.evaluations[0], history.evaluations[-1])
-    found = [[bounded(record.get(f"{name}{end}")) for end in ("", "/low", "/high")] for record in ends]
-    known = [(middle, low, high) for middle, low, high in found if None not in (middle, low, high)]
-    return (known[0], known[1]) if len(known) == 2 else None  # type: ignore[return-value]
+    return found[ends[0]], found[ends[-1]]

@@ -4,7 +4,7 @@ import math
 from statistics import fmean as mean
 
 from lmgym.logs.doctor.facts import bounded
-from lmgym.logs.doctor.held_out import goal_metric, held_out_change, relative_gain
+from lmgym.logs.doctor.held_out import goal_metric, held_out_change, held_out_values, relative_gain
 from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Level, Sign, errors_apart, fell, rose
 
 EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
@@ -18,6 +18,9 @@ DRIFT = 2.0
 """Factor by which the mean length changes."""
 LOST = 0.4
 """Share of the range between the worst and the best answer that the mean reward has lost again."""
+LOST_GAIN, LOST_LEAST = 0.75, 0.15
+"""Or the share of what it had gained since the first window, and at least so much of the range: the best of many
+windows of a run that stays where it is lies up to 0.1 above the others (64 answers a step)."""
 CARRIED = 0.9
 """Share of the gain in reward that one component brings."""
 FOLLOWS = 0.5
@@ -33,25 +36,39 @@ REPEATED = 0.5
 
 
 def reward_collapse(history: History) -> Sign | None:
-    """The reward has fallen by much of the range of scores, from its best window or from the first evaluation (which
-    sees what is lost within the first window)."""
+    """The reward has fallen by much of the range of scores, or by nearly all that it had gained: in training from its
+    best window, or in evaluations from the best one (which also see what is lost within the first window)."""
     recent, (low, high) = history.recent("reward"), history.ranges.get("", (0.0, 0.0))
     if not recent or history.best is None or high <= low:
         return None
-    best, values, step = history.best
-    when, change = f"in the steps up to step {step + 1}", held_out_change(history, "reward")
-    if change is not None and change[1][2] < change[0][1] and change[0][0] > best:  # intervals apart
-        best, when = change[0][0], "in the first evaluation"
-    elif not fell(values, recent):
-        return None
-    if best - mean(recent) < LOST * (high - low):
-        return None
-    what = f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} {when}"
     remedy = (
         "begin anew from a checkpoint before it (policy.model) with a lower optimizer.learning_rate or "
         "algorithm.entropy_coefficient; checkpoint.keep keeps more of them"
     )
-    return Sign("severe", what, remedy, "reward", mean(recent), best - LOST * (high - low))
+    # 1. In training.
+    best, values, step = history.best
+    limit = _collapsed(best, mean(history.first("reward")), high - low)
+    if mean(recent) <= limit and fell(values, recent):
+        what = f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} in the steps up to step {step + 1}"
+        return Sign("severe", what, remedy, "reward", mean(recent), limit)
+    # 2. In evaluations, where intervals do not overlap, and in training too, if it had ever come so far.
+    known = held_out_values(history, "reward")
+    if len(known) < 2:
+        return None
+    step = max(known, key=lambda step: known[step].low)
+    top, first, now = known[step], known[min(known)], known[max(known)]
+    limit = _collapsed(top.mean, first.mean, high - low)
+    falls_too = fell(values, recent) or top.mean > best
+    if now.mean > limit or now.high >= top.low or not falls_too:
+        return None
+    what = f"the held-out reward has fallen to {now.mean:.3g}; it was {top.mean:.3g} after {step} steps"
+    return Sign("severe", what, remedy, "reward", now.mean, limit, held_out=True)
+
+
+def _collapsed(best: float, first: float, span: float) -> float:
+    """The reward at which a run has collapsed that began at `first` and had `best`."""
+    gain = max(LOST_GAIN * (best - first), LOST_LEAST * span) if best > first else math.inf
+    return best - min(LOST * span, gain)
 
 
 def overfitting(history: History) -> Sign | None:
@@ -234,12 +251,15 @@ def one_component(history: History) -> Sign | None:
 
 
 def rarely_earned(history: History) -> Sign | None:
-    """Hardly any answer earns the reward of the largest weight (or the environment's), and not more and more do."""
+    """Hardly any answer earns the reward of the largest weight (or the environment's), not more and more do, and none
+    did before: of a reward that has collapsed other things are to be said."""
     weights = {name: weight for name, weight in history.facts.weights.items() if weight}
     heaviest, answers = max(weights, key=lambda name: weights[name], default=""), history.recent("answers")
     column = f"reward/{heaviest}" if heaviest else "reward"
     first, recent, (low, high) = history.first(column), history.recent(column), history.ranges.get(heaviest, (0.0, 0.0))
     if not (recent and answers and history.facts.rewarded) or (heaviest and weights[heaviest] <= 0):
+        return None
+    if reward_collapse(history):
         return None
     # Where all tracked answers earned the same, that is nothing, or there is no telling what more would be.
     if low == high and low > 0:
