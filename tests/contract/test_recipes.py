@@ -69,7 +69,24 @@ def pair_files(folder: Path) -> str:
     return f"{folder}/{{split}}.jsonl"
 
 
-LOCAL = {"gsm8k": gsm8k_folder, "math": math_folder, "jsonl": jsonl_files, "preferences": pair_files}
+def svamp_file(folder: Path) -> Path:
+    """Three dozen problems in SVAMP's format."""
+    rows = [
+        {"ID": f"own-{n}", "Body": f"Ann has {n} pens.", "Question": "And two more?", "Equation": f"( {n}.0 + 2.0 )"}
+        | {"Answer": n + 2.0}
+        for n in range(36)
+    ]
+    (folder / "SVAMP.json").write_text(json.dumps(rows))
+    return folder / "SVAMP.json"
+
+
+LOCAL = {
+    "data": svamp_file,
+    "gsm8k": gsm8k_folder,
+    "math": math_folder,
+    "jsonl": jsonl_files,
+    "preferences": pair_files,
+}
 
 
 def overrides(recipe: Path, folder: Path) -> list[str]:
