@@ -122,6 +122,14 @@ def test_the_slow_part_of_a_step_is_named() -> None:
     assert not quick.findings  # nobody waits for it
 
 
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_stage_that_samples_nothing_may_spend_its_time_on_updates(samples: bool) -> None:
+    """A supervised stage of SmolLM2: the gap between sampler and trainer is known where something is sampled."""
+    record = {"seconds": 4.13, "seconds/rollout": 0.04, "seconds/update": 4.08}
+    sampled = {"sampler_logprob_gap": 0.01} if samples else {}
+    assert ("slow_part" in watched([(record | sampled, [], None)] * WINDOW).findings) == samples
+
+
 CALLS: list[int] = []
 
 

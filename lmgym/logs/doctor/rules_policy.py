@@ -205,7 +205,7 @@ def stale_rollouts(history: History) -> Sign | None:
 
 
 def slow_part(history: History) -> Sign | None:
-    """Nearly all of a long step goes to one of its parts."""
+    """Nearly all of a long step goes to one of its parts. A stage that samples no answers is its updates."""
     whole = history.recent("seconds")
     if not whole or mean(whole) < SLOW_STEP:
         return None
@@ -217,6 +217,8 @@ def slow_part(history: History) -> Sign | None:
     }
     for name, remedy in advice.items():
         part = mean(history.recent(name) or [0.0])
+        if name == "seconds/update" and not history.recent("sampler_logprob_gap"):
+            continue
         if part >= SLOW_SHARE * mean(whole):
             what = f"{part / mean(whole):.0%} of a step of {mean(whole):.3g} s go to the {name.split('/')[1]}"
             return Sign("minor", what, remedy, name, part, SLOW_SHARE * mean(whole))
