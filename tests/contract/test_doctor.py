@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from lmgym.cli.main import main
@@ -332,7 +332,11 @@ def test_rules_that_had_too_little_to_judge_are_named_with_what_they_lack() -> N
     }
 
 
+LATE: list[Any] = [({}, [], None)] * 2 + [({}, [Answer(score, {}, False, math.nan) for score in (0.0, 1.0)], None)]
+
+
 @given(some.lists(STEPS, min_size=1, max_size=6), some.integers(2, 20))
+@example([*LATE, *[({"reward": 0.0}, [], None)] * 3], 2)  # a reward that begins in the middle of the first window
 def test_a_rule_that_has_too_little_finds_nothing(steps: list[Any], repeat: int) -> None:
     """What `Rule.lacks` says of the steps is what the rule asks for itself."""
     watch = watched(steps, repeat)

@@ -39,7 +39,7 @@ def reward_collapse(history: History) -> Sign | None:
     """The reward has fallen by much of the range of scores, or by nearly all that it had gained: in training from its
     best window, or in evaluations from the best one (which also see what is lost within the first window)."""
     recent, (low, high) = history.recent("reward"), history.ranges.get("", (0.0, 0.0))
-    if not recent or history.best is None or high <= low:
+    if not recent or history.best is None or high <= low or len(history) <= WINDOW:
         return None
     remedy = (
         "begin anew from a checkpoint before it (policy.model) with a lower optimizer.learning_rate or "
@@ -47,7 +47,8 @@ def reward_collapse(history: History) -> Sign | None:
     )
     # 1. In training.
     best, values, step = history.best
-    limit = _collapsed(best, mean(history.first("reward")), high - low)
+    first = history.first("reward")
+    limit = _collapsed(best, mean(first) if first else best, high - low)
     if mean(recent) <= limit and fell(values, recent):
         what = f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} in the steps up to step {step + 1}"
         return Sign("severe", what, remedy, "reward", mean(recent), limit)
@@ -56,8 +57,8 @@ def reward_collapse(history: History) -> Sign | None:
     if len(known) < 2:
         return None
     step = max(known, key=lambda step: known[step].low)
-    top, first, now = known[step], known[min(known)], known[max(known)]
-    limit = _collapsed(top.mean, first.mean, high - low)
+    top, now = known[step], known[max(known)]
+    limit = _collapsed(top.mean, known[min(known)].mean, high - low)
     falls_too = fell(values, recent) or top.mean > best
     if now.mean > limit or now.high >= top.low or not falls_too:
         return None
@@ -77,7 +78,7 @@ def overfitting(history: History) -> Sign | None:
     low, high = history.ranges.get("", (0.0, 0.0))
     gain, change = relative_gain(history), held_out_change(history, "reward")
     (then, now) = history.then_and_now("reward")
-    if change is None or not now:
+    if change is None or not then or not now:
         return None
     before, after = change
     lags = gain is not None and after[2] - before[1] < FOLLOWS * gain * (high - low)
