@@ -817,7 +817,7 @@ def test_a_full_disk_is_told_and_with_more_space_the_run_goes_on(tmp_path: Path)
     if not has_small_disks(disk):
         pytest.skip("needs unshare and tmpfs (Linux)")
     recipe = runs.write(tmp_path / "recipe.yaml", checkpoint={"every": 1})
-    sizes = [str(size) for size in range(40, 440, 60)]
+    sizes = [str(size) for size in range(40, 440, 40)]
     command = ["unshare", "-rm", sys.executable, "-c", FULL_DISK, str(disk), str(recipe), *sizes, "5000"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=runs.ROOT)
     results = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("result")]

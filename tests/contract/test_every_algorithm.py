@@ -92,6 +92,9 @@ def assert_trained(folder: Path, model: str, lora: bool) -> None:
     assert any(record.get("gradient_norm", 1.0) > 0 for record in steps)
 
 
+with_and_without_adapters = pytest.mark.parametrize("lora", [False, True])
+
+
 # Presets of grpo whose batches, passes and drivers are grpo's; tests/property/test_grpo_family.py has their gradients.
 SAME_PASSES = (
     "icepop", "gspo_token", "gmpo", "luspo", "vespo", "ce_gppo", "ipo_mask", "clip_cov", "maxrl", "gpg", "opo",
@@ -99,25 +102,12 @@ SAME_PASSES = (
 )  # fmt: skip
 
 
-SAMPLING = [name for name in registry.BUILTIN["algorithm"] if name not in ("supervised", *runs.GIVEN, *SAME_PASSES)]
-
-
-def cells(turns: int) -> list[Any]:
-    """An algorithm, a model, and whether it has adapters. Of the twelve ways to train an algorithm that plays several
-    turns half are tried: any two of model, adapters and turns meet, with each algorithm."""
-    names = [
-        name for name in registry.BUILTIN["algorithm"] if not name.endswith("reward_model") and name not in SAME_PASSES
-    ]
-    return [
-        pytest.param(name, model, lora, id=f"{name}-{model}-{'lora' if lora else 'whole'}")
-        for row, name in enumerate(names)
-        for column, model in enumerate(MODELS)
-        for lora in (False, True)
-        if (turns == 1 and name not in SAMPLING) or (name in SAMPLING and (row + column + lora + turns) % 2)
-    ]
-
-
-@pytest.mark.parametrize(("algorithm", "model", "lora"), cells(turns=1))
+@with_and_without_adapters
+@every_model
+@pytest.mark.parametrize(
+    "algorithm",
+    [name for name in registry.BUILTIN["algorithm"] if not name.endswith("reward_model") and name not in SAME_PASSES],
+)
 def test_one_turn(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
     section = algorithm_section(algorithm, model)
     changes: dict[str, Any] = {"task": runs.GIVEN[algorithm]} if algorithm in runs.GIVEN else {}
@@ -126,7 +116,12 @@ def test_one_turn(algorithm: str, model: str, lora: bool, tmp_path: Path) -> Non
     assert_trained(folder, model, lora)
 
 
-@pytest.mark.parametrize(("algorithm", "model", "lora"), cells(turns=2))
+SAMPLING = [name for name in registry.BUILTIN["algorithm"] if name not in ("supervised", *runs.GIVEN, *SAME_PASSES)]
+
+
+@with_and_without_adapters
+@every_model
+@pytest.mark.parametrize("algorithm", SAMPLING)
 def test_two_turns(algorithm: str, model: str, lora: bool, tmp_path: Path) -> None:
     policy = policy_section(model, **(LORA if lora else {}))
     changes = {"policy": policy, "env": {"name": "tests.quiz:Quiz", "workers": 0}, "rewards": None}

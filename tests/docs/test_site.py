@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from html import escape
 from pathlib import Path
 from posixpath import normpath
 from typing import Any
@@ -125,7 +124,6 @@ def test_the_site_builds_and_holds_together(monkeypatch: pytest.MonkeyPatch) -> 
     """Executes the notebooks too, in short. Zensical's strict mode checks the links of Markdown; here are those of the
     HTML."""
     monkeypatch.setattr(notebooks, "read", in_short)
-    monkeypatch.setattr(sources, "coloured", lambda text, path: f"<pre>{escape(text)}</pre>")  # colours take 20 seconds
     pages.main()
     line = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     done = subprocess.run(line, cwd=runs.ROOT, capture_output=True, text=True)

@@ -101,8 +101,8 @@ class Backwards(GRPO):
         return batch.replace(advantages=-batch.advantages)
 
 
-ENOUGH: dict[str, Any] = {  # a run ends at the first look at which it is far above the threshold
-    "evaluation": {"every": 10, "examples": 64, "temperature": 1.0},
+ENOUGH: dict[str, Any] = {  # a run ends as soon as it is far above the threshold, and long enough for the doctor
+    "evaluation": {"every": 20, "examples": 64, "temperature": 1.0},
     "early_stop": {"metric": "reward", "target": 0.8},
 }
 ONE_ANSWER: dict[str, Any] = {"prompts_per_step": 64, "steps": 40, **ENOUGH}

@@ -68,14 +68,7 @@ WEIGHTS = {"right": 1.0, "brief": 0.5}
 
 few = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 every_member = pytest.mark.parametrize("name", FAMILY)
-# One of two models each, by turns: test_gradient.py has both for every algorithm.
-on_a_model = pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        pytest.param(name, "llama" if place % 2 else "gpt2", marks=[pytest.mark.slow] * (place % 2))
-        for place, name in enumerate(FAMILY)
-    ],
-)
+every_model = pytest.mark.parametrize("model", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 
 
 def dressed(conversations: list[Episode]) -> list[Episode]:
@@ -128,21 +121,24 @@ seeds = st.integers(0, 2**31)
 
 
 @pytest.mark.slow
-@on_a_model
+@every_model
+@every_member
 @few
 @given(seed=seeds, tokens=st.integers(1, 60), first=st.booleans())
 def test_micro_batches(name: str, model: str, seed: int, tokens: int, first: bool) -> None:
     body(general.test_micro_batches)(name, model, seed, tokens, first)
 
 
-@on_a_model
+@every_model
+@every_member
 @few
 @given(seed=seeds, columns=st.integers(1, 9), fast=st.booleans())
 def test_padding(name: str, model: str, seed: int, columns: int, fast: bool) -> None:
     body(general.test_padding)(name, model, seed, columns, fast)
 
 
-@on_a_model
+@every_model
+@every_member
 @few
 @given(seed=seeds, order=st.randoms(use_true_random=False))
 def test_row_order(name: str, model: str, seed: int, order: Any) -> None:
@@ -162,7 +158,8 @@ def change_by_splitting(name: str, model: str, seed: int) -> float:
     return models.relative(*gradients)
 
 
-@on_a_model
+@every_model
+@every_member
 @few
 @given(seed=seeds)
 def test_splitting_a_conversation_into_rows(name: str, model: str, seed: int) -> None:
@@ -175,7 +172,8 @@ def test_a_ratio_of_rows_is_another_one_when_conversations_are_split(name: str) 
     assert max(change_by_splitting(name, "llama", seed) for seed in range(3)) > general.TOLERANCE
 
 
-@on_a_model
+@every_model
+@every_member
 @few
 @given(seed=seeds)
 def test_rows_without_credit_cost_nothing(name: str, model: str, seed: int) -> None:

@@ -3,7 +3,7 @@
 from statistics import fmean as mean
 from typing import NamedTuple
 
-from lmgym.logs.doctor.facts import bounded
+from lmgym.logs.doctor.facts import Record, bounded
 from lmgym.logs.doctor.history import History, rose
 
 GAIN = 0.1
@@ -50,19 +50,20 @@ def goal_metric(history: History) -> str | None:
 
 
 def held_out_values(history: History, name: str) -> dict[int, Bounds]:
-    """A held-out metric by the step of its evaluation, of those that have it with an interval, which says how much of a
-    change may be chance."""
-    found = {}
-    for record in history.evaluations:
-        middle, low, high = (bounded(record.get(f"{name}{end}")) for end in ("", "/low", "/high"))
-        if middle is not None and low is not None and high is not None:
-            found[int(record["step"])] = Bounds(middle, low, high)
-    return found
+    """A held-out metric by the step of its evaluation, of those that have it with an interval."""
+    found = {int(record["step"]): _bounds_of(record, name) for record in history.evaluations}
+    return {step: bounds for step, bounds in found.items() if bounds is not None}
 
 
 def held_out_change(history: History, name: str) -> tuple[Bounds, Bounds] | None:
-    """A held-out metric in the first and in the newest evaluation; None if they are one, or if one does not have it."""
-    found, ends = held_out_values(history, name), [int(record["step"]) for record in history.evaluations]
-    if len(ends) < 2 or ends[0] not in found or ends[-1] not in found:
+    """A held-out metric in the first and in the newest evaluation. None with fewer than two evaluations, or without
+    intervals, which say how much of a change may be chance."""
+    if len(history.evaluations) < 2:
         return None
-    return found[ends[0]], found[ends[-1]]
+    before, after = (_bounds_of(history.evaluations[end], name) for end in (0, -1))
+    return None if before is None or after is None else (before, after)
+
+
+def _bounds_of(record: Record, name: str) -> Bounds | None:
+    middle, low, high = (bounded(record.get(f"{name}{end}")) for end in ("", "/low", "/high"))
+    return None if middle is None or low is None or high is None else Bounds(middle, low, high)

@@ -5,7 +5,7 @@ from statistics import fmean as mean
 
 from lmgym.logs.doctor.facts import bounded
 from lmgym.logs.doctor.held_out import goal_metric, held_out_change, held_out_values, relative_gain
-from lmgym.logs.doctor.history import SOLVED, WINDOW, History, Level, Sign, errors_apart, fell, rose
+from lmgym.logs.doctor.history import ERRORS, SOLVED, WINDOW, History, Level, Sign, errors_apart, fell, rose
 
 EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
 """Share of groups without a signal: docs/metrics.md calls up to a half healthy; from here most sampling is lost."""
@@ -18,9 +18,9 @@ DRIFT = 2.0
 """Factor by which the mean length changes."""
 LOST = 0.4
 """Share of the range between the worst and the best answer that the mean reward has lost again."""
-LOST_GAIN, LOST_LEAST = 0.75, 0.15
-"""Or the share of what it had gained since the first window, and at least so much of the range: the best of many
-windows of a run that stays where it is lies up to 0.1 above the others (64 answers a step)."""
+LOST_GAIN, LOST_LEAST, LOST_ERRORS = 0.75, 0.15, 4.0
+"""Or the share of what it had gained since the first window, at least so much of the range, by so many standard errors:
+the best of many windows lies above the others by chance. Three real collapses were 8 errors, a healthy run 3.5."""
 CARRIED = 0.9
 """Share of the gain in reward that one component brings."""
 FOLLOWS = 0.5
@@ -46,19 +46,20 @@ def reward_collapse(history: History) -> Sign | None:
         "algorithm.entropy_coefficient; checkpoint.keep keeps more of them"
     )
     # 1. In training.
-    best, values, step = history.best
-    first = history.first("reward")
-    limit = _collapsed(best, mean(first) if first else best, high - low)
-    if mean(recent) <= limit and fell(values, recent):
-        what = f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} in the steps up to step {step + 1}"
-        return Sign("severe", what, remedy, "reward", mean(recent), limit)
+    (best, values, step), first = history.best, history.first("reward")
+    much, nearly_all = best - LOST * (high - low), _gain_lost(best, mean(first) if first else best, high - low)
+    errors = -errors_apart(values, recent)
+    for limit, least in ((much, ERRORS), (nearly_all, LOST_ERRORS)):
+        if mean(recent) <= limit and errors >= least:
+            what = f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} in the steps up to step {step + 1}"
+            return Sign("severe", what, remedy, "reward", mean(recent), limit)
     # 2. In evaluations, where intervals do not overlap, and in training too, if it had ever come so far.
     known = held_out_values(history, "reward")
     if len(known) < 2:
         return None
     step = max(known, key=lambda step: known[step].low)
     top, now = known[step], known[max(known)]
-    limit = _collapsed(top.mean, known[min(known)].mean, high - low)
+    limit = max(top.mean - LOST * (high - low), _gain_lost(top.mean, known[min(known)].mean, high - low))
     falls_too = fell(values, recent) or top.mean > best
     if now.mean > limit or now.high >= top.low or not falls_too:
         return None
@@ -66,10 +67,9 @@ def reward_collapse(history: History) -> Sign | None:
     return Sign("severe", what, remedy, "reward", now.mean, limit, held_out=True)
 
 
-def _collapsed(best: float, first: float, span: float) -> float:
-    """The reward at which a run has collapsed that began at `first` and had `best`."""
-    gain = max(LOST_GAIN * (best - first), LOST_LEAST * span) if best > first else math.inf
-    return best - min(LOST * span, gain)
+def _gain_lost(best: float, first: float, span: float) -> float:
+    """The reward at which nearly all is lost that a run had gained from `first` to `best`; if that is nothing, none."""
+    return best - max(LOST_GAIN * (best - first), LOST_LEAST * span) if best > first else -math.inf
 
 
 def overfitting(history: History) -> Sign | None:
@@ -252,15 +252,12 @@ def one_component(history: History) -> Sign | None:
 
 
 def rarely_earned(history: History) -> Sign | None:
-    """Hardly any answer earns the reward of the largest weight (or the environment's), not more and more do, and none
-    did before: of a reward that has collapsed other things are to be said."""
+    """Hardly any answer earns the reward of the largest weight (or the environment's), and not more and more do."""
     weights = {name: weight for name, weight in history.facts.weights.items() if weight}
     heaviest, answers = max(weights, key=lambda name: weights[name], default=""), history.recent("answers")
     column = f"reward/{heaviest}" if heaviest else "reward"
     first, recent, (low, high) = history.first(column), history.recent(column), history.ranges.get(heaviest, (0.0, 0.0))
     if not (recent and answers and history.facts.rewarded) or (heaviest and weights[heaviest] <= 0):
-        return None
-    if reward_collapse(history):
         return None
     # Where all tracked answers earned the same, that is nothing, or there is no telling what more would be.
     if low == high and low > 0:
@@ -269,6 +266,8 @@ def rarely_earned(history: History) -> Sign | None:
     share = (mean(recent) - low) / span
     half = len(recent) // 2
     if share >= RARELY or share * mean(answers) >= FEW or rose(first, recent) or rose(recent[:half], recent[half:]):
+        return None
+    if reward_collapse(history):  # then it was earned, and something else is to be said
         return None
     metric = heaviest or "reward"
     held_out = [bounded(record.get(metric)) for record in history.evaluations[-1:]]
