@@ -20,8 +20,8 @@ from benchmarks.training import ROOT, train
 
 SUMS = {"name": "arithmetic", "style": "short", "system_prompt": "Answer with the number alone."}
 GRPO = {"name": "grpo", "group_size": 8}
-# Answers differ in length, so every group has something to learn from: the update that the estimate of memory is for.
-REWARDS = {"final_answer": 1.0, "length": {"target": 4, "weight": 0.1}}
+# Answers differ in their words, so every group has something to learn from: no luck with eight groups in the seconds.
+REWARDS = {"final_answer": 1.0, "type_token_ratio": 0.1}
 SAMPLED = {"rewards": REWARDS, "prompts_per_step": 8, "algorithm": GRPO}
 RECIPES: dict[str, dict[str, Any]] = {  # "model" is the option of the same name
     "grpo, short answers": {"model": "smollm2", "sampling": {"max_new_tokens": 24}},

@@ -44,6 +44,7 @@ from lmgym.training.planning.step_time import (
     Measured,
     Sampled,
     TimedEngine,
+    as_in_a_step,
     crowding,
     measure_passes,
     moving_share,
@@ -125,7 +126,7 @@ def _tried(
             memory.of_examples(index, data.training[index][:EXAMPLES])
         if memory.backward_fits[index]:
             report.doing("measuring how long a step takes")
-            seconds = _time(report, config, stage, policy, tried, ranks)
+            seconds = _time(report, config, stage, policy, as_in_a_step(stage, tried), ranks)
             if config.engine.ahead and stage.source.samples and seconds is not None:
                 report_ahead(report, config, index, seconds, folder)
         else:
@@ -218,7 +219,7 @@ def _stage(
     if source.samples:
         report_answers(report, stage, episodes, verdict=verdict)
         report_rewards(report, rewards, episodes, config.reward_timeout, policy.tokenizer)
-    return Sampled(episodes, len(prompts), engine.seconds)
+    return Sampled(episodes, draw, engine.seconds)
 
 
 def _pictures(report: Report, config: Config, stage: Stage, episodes: Sequence[Episode], before: Stored) -> Stored:
@@ -249,5 +250,6 @@ def _time(
     sampling, scoring, gradient, weights = (slower * seconds for seconds in parts)
     measured = Measured(tried.answers, sampling, scoring, gradient, moving, weights)
     expected = step_seconds(config, stage, measured, ranks, size_of_teacher)
-    report.note(time_sentence(stage, measured, *expected, ranks))
+    longest = sum(step_seconds(config, stage, replace(measured, moving=1.0), ranks, size_of_teacher))
+    report.note(time_sentence(stage, measured, *expected, ranks, longest))
     return expected

@@ -16,6 +16,7 @@ from lmgym.cli.main import main
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import Ranks
+from lmgym.inference.in_process import make_engine
 from lmgym.models import scoring
 from lmgym.models.builtin import byte_tokenizer
 from lmgym.models.load import load_policy
@@ -23,12 +24,15 @@ from lmgym.models.model_info import skeleton
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
 from lmgym.models.shapes import Shapes, shapes_of
+from lmgym.rollouts.play import Draw
 from lmgym.training.planning.memory import estimate
 from lmgym.training.planning.memory_fit import Needs, exchange_sentence, fit_sentence, other_form
 from lmgym.training.planning.memory_passes import largest_pass
 from lmgym.training.planning.memory_table import Estimate, Part
 from lmgym.training.planning.step_time import (
     Measured,
+    Sampled,
+    as_in_a_step,
     measure_passes,
     moving_share,
     rounded,
@@ -36,6 +40,7 @@ from lmgym.training.planning.step_time import (
     time_sentence,
     weights_seconds,
 )
+from lmgym.training.setup import make_actor
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.contract.test_every_algorithm import SAMPLING, algorithm_section
@@ -328,7 +333,33 @@ def test_seconds_in_words() -> None:
         "a step takes about 2 s, without the exchange between ranks: 2 s scoring and update (from 8 references; a step"
         " has 4)"
     )
+    half = replace(measured, moving=0.5)
+    assert "from 64 answers, 50% of them in groups whose scores differ: 25 s if all do; a step" in time_sentence(
+        samples, half, 0.1234, 12.34, longest=24.8
+    )
     assert [rounded(seconds) for seconds in (0.01234, 9.99, 123.4)] == ["0.012 s", "10 s", "123 s"]
+
+
+@pytest.mark.parametrize("group_size, prompts, timed", [(1, 6, 6), (2, 2, 4), (4, 100, 12)])
+def test_a_small_step_is_timed_with_as_many_answers_as_it_has(
+    group_size: int, prompts: int, timed: int, tiny_policy: Policy
+) -> None:
+    """12 were tried. The first of them come again; the policy is the one that sampled them."""
+    config = build_config(
+        runs.tiny(algorithm={"name": "grpo", "group_size": group_size}, prompts_per_step=prompts)
+        if group_size > 1
+        else runs.tiny(algorithm="reinforce", prompts_per_step=prompts)
+    )
+    stage, engine = config.stages[0], make_engine(config.engine, tiny_policy)
+    examples = [Example(str(number), prompt=f"1+{number}=", references=[str(1 + number)]) for number in range(3)]
+    asked = [(number, example) for number, example in enumerate(examples) for _ in range(4)]
+    draw = Draw(asked, (0, "check"), make_actor(config.policy, tiny_policy, engine), stage.sampling)
+    tried = Sampled(stage.source.episodes(draw), draw, 1.0)
+    again = as_in_a_step(stage, tried)
+    assert again.answers == timed and (again is tried) == (timed == 12)
+    texts = [[turn.text for turn in episode.turns] for episode in tried.episodes]
+    assert [[turn.text for turn in episode.turns] for episode in again.episodes] == texts[:timed]
+    assert again.seconds > 0
 
 
 def test_timing_an_optimizer_step_moves_nothing() -> None:

@@ -8,7 +8,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.progress import counted, doing
 from lmgym.inference.base import Completion, Engine, Request, Sampling
 from lmgym.models.policy import Policy
+from lmgym.rollouts.play import Draw
 from lmgym.training.planning.memory import share
 from lmgym.types import Episode
 from lmgym.updates.optimizer import Optimizer
@@ -50,12 +51,30 @@ class TimedEngine:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was tried: the episodes of so many `answers` (a game of two has two episodes), and the seconds that it took
-    to sample them. Example: Sampled(episodes, answers=64, seconds=0.3)"""
+    """What was tried: the episodes of a draw (a game of two has two to a prompt), and the seconds that its engine, a
+    TimedEngine, sampled. Example: Sampled(episodes, draw, seconds=0.3)"""
 
     episodes: list[Episode]
-    answers: int
+    draw: Draw
     seconds: float = 0.0
+
+    @property
+    def answers(self) -> int:
+        return len(self.draw.prompts)
+
+
+def as_in_a_step(stage: Stage, tried: Sampled) -> Sampled:
+    """The same with no more answers than a step has, sampled again: eight at a time take nearly as long as 32. What is
+    played, which may be slow or cost money, is not played again.
+
+    Example: as_in_a_step(stage, tried).answers is 8 if a step has 8 and 32 were tried"""
+    size = stage.prompts_per_step * stage.algorithm.group_size
+    if stage.is_played or not stage.source.samples or size >= tried.answers:
+        return tried
+    engine = TimedEngine(tried.draw.actor.engine)
+    actor = replace(tried.draw.actor, engine=engine)
+    draw = replace(tried.draw, prompts=tried.draw.prompts[:size], actor=actor)
+    return Sampled(stage.source.episodes(draw), draw, engine.seconds)
 
 
 @dataclass(frozen=True)
@@ -158,8 +177,11 @@ def step_seconds(
     return sampled * measured.sampling / measured.answers, learning
 
 
-def time_sentence(stage: Stage, measured: Measured, sampling: float, learning: float, ranks: int = 1) -> str:
-    """What `step_seconds` has found, in words.
+def time_sentence(
+    stage: Stage, measured: Measured, sampling: float, learning: float, ranks: int = 1, longest: float = 0.0
+) -> str:
+    """What `step_seconds` has found, in words; `longest` are the seconds of a step that updates all answers, of which
+    those tried may have had fewer by chance.
 
     Example: "a step takes about 1.9 s: 1.2 s sampling, 0.7 s scoring and update (from 64 answers; a step has 256)"
     """
@@ -167,7 +189,9 @@ def time_sentence(stage: Stage, measured: Measured, sampling: float, learning: f
     driver = stage.algorithm.driver
     counted = "" if driver == Algorithm.driver else f", of which {driver} makes more passes than are counted"
     beside = ", without the exchange between ranks" if ranks > 1 else ""
-    moving = f", {measured.moving:.0%} of them in groups whose scores differ" if measured.moving < 1 else ""
+    moving = ""
+    if measured.moving < 1:
+        moving = f", {measured.moving:.0%} of them in groups whose scores differ: {rounded(longest)} if all do"
     return (
         f"a step takes about {rounded(sampling + learning)}{beside}: {rollout}{rounded(learning)} scoring and update"
         f"{counted} (from {measured.answers} {stage.source.counted}{moving}; a step has "
