@@ -1,4 +1,4 @@
-"""Rows of sessions that fork: each row alone, with shared prompts, and as a prefix tree (docs/models.md).
+"""Rows that begin alike: each row alone, with shared prompts, and as a prefix tree (docs/models.md).
 
     python -m benchmarks.prefix_trees                                      the model of W1, 15 million parameters
     python -m benchmarks.prefix_trees --model FOLDER --length 0.3          a model of your own, shorter texts
@@ -90,7 +90,28 @@ def wanders(session: Session, first: Path) -> None:
         places.append([*session.ask(places[session.random.integers(len(places))]), *session.said()])
 
 
-KINDS = {kind.__name__: kind for kind in (goes_on, asks_again, two_agents, searches, wanders)}
+def solved_examples(session: Session, first: Path) -> None:
+    """Four answers to a question behind examples that all questions have."""
+    question = [*first, *session.said()]
+    for _ in range(4):
+        session.ask(question)
+
+
+def system_prompt(session: Session, first: Path) -> None:
+    """The same behind a quarter of those tokens."""
+    solved_examples(session, first[: len(first) // 4])
+
+
+def plays(session: Session, first: Path) -> None:
+    """Eight situations of a game behind its rules, an answer to each."""
+    for _ in range(8):
+        session.ask([*first, *session.text(8, 12)])
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (goes_on, asks_again, two_agents, searches, wanders, solved_examples, system_prompt, plays)
+}
 WAYS = ("rows alone", "shared prompts", "tree")
 
 
@@ -105,16 +126,18 @@ def batch_of(kind: Callable[[Session, Path], None], sessions: int, seed: int, le
 
 
 @contextmanager
-def way_of(batch: Batch, way: str) -> Iterator[Batch]:
-    """The batch as it has to be computed. Rows of as many episodes share prompts alone."""
-    prompts = scoring._prompts
+def way_of(batch: Batch, way: str) -> Iterator[None]:
+    """What the batch is computed by: prompts that are shared or not, trees or not."""
+    prompts, trees = scoring._prompts, scoring._trees
     if way == "rows alone":
         rows = torch.arange(len(batch))
         scoring._prompts = lambda one: (rows, rows, prompts(one)[2])
+    if way != "tree":
+        scoring._trees = lambda *_: lambda *_: None
     try:
-        yield batch if way == "tree" else batch.replace(episode=torch.arange(len(batch)))
+        yield
     finally:
-        scoring._prompts = prompts
+        scoring._prompts, scoring._trees = prompts, trees
 
 
 def one_pass(policy: Policy, batch: Batch) -> tuple[Tensor, list[Tensor]]:
@@ -133,15 +156,15 @@ def measured(policy: Policy, batch: Batch, rounds: int) -> dict[str, dict[str, A
     embeddings = policy.model.get_input_embeddings()
     counting = embeddings.register_forward_hook(lambda _, ids, out: tokens.append(ids[0].numel()))
     for way in WAYS:  # which warms up, too
-        with way_of(batch, way) as one, FlopCounterMode(display=False) as flops:
-            found[way]["outputs"] = one_pass(policy, one)
+        with way_of(batch, way), FlopCounterMode(display=False) as flops:
+            found[way]["outputs"] = one_pass(policy, batch)
         found[way] |= {"tokens": tokens.pop(), "flops": flops.get_total_flops()}
     counting.remove()
     for _ in range(rounds):
         for way in WAYS:
-            with way_of(batch, way) as one:
+            with way_of(batch, way):
                 began = time.process_time()
-                one_pass(policy, one)
+                one_pass(policy, batch)
                 found[way]["seconds"].append(time.process_time() - began)
     logprobs, gradients = found["rows alone"]["outputs"]
     size = float(torch.stack([one.square().sum() for one in gradients]).sum().sqrt())

@@ -73,7 +73,7 @@ class ScoringModel(Protocol):
 def packed(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: Int[Tensor, " R"]) -> States:
     """Hidden states [R H] of the tokens at (row, column) of a causal model, computed on packed tokens. Padding is not
     computed, nor are the tokens of a row after its last requested one. Rows with the same prompt (the tokens before
-    their first action) compute it once. Rows of sessions that fork compute all that they share once."""
+    their first action) compute it once; if rows share clearly more than that, all that they share is computed once."""
     rows, width = batch.actions.shape
     columns = torch.arange(width, device=model.device)
     # 1. How far each row is computed: up to its last requested token.
@@ -85,7 +85,7 @@ def packed(model: ScoringModel, batch: Batch, row: Int[Tensor, " R"], column: In
     plain = len(first) == rows or not bool((end > start).any())
     in_prompt = columns < (longest[:, None] if plain else start[first, None])
     in_answer = torch.zeros_like(batch.mask) if plain else (columns >= start[:, None]) & (columns < end[:, None])
-    # 3. Sessions with forks share more than prompts.
+    # 3. A system prompt, solved examples, the past of a session: prompts that differ may begin alike.
     tree = _trees(model, batch, end.tolist())(range(rows), int(in_prompt.sum() + in_answer.sum()))
     if tree is not None:
         return _on_tree(model, batch, row, column, tree)
@@ -141,8 +141,8 @@ def _run(model: ScoringModel, batch: Batch, layout: Packing, taken: Callable[[Te
 
 def tokens_of_pass(model: ScoringModel, batch: Batch, lengths: Int[Tensor, " N"]) -> Callable[[Sequence[int]], int]:
     """A function from row numbers to the number of tokens that one forward pass over these rows computes. `lengths` are
-    the real tokens of each row. Where nothing is padded, a shared prompt counts once, and so does what sessions with
-    forks share; where rows are padded, each row counts as long as the longest of them."""
+    the real tokens of each row. Where nothing is padded, what rows share at their beginning counts once; where rows are
+    padded, each row counts as long as the longest of them."""
     if model.reads_plainly(batch.tokens) or model.encoder_decoder or _layouts(model)[0] is PackedRows:
         padded = lengths.tolist()
         return lambda rows: len(rows) * max(padded[row] for row in rows)
@@ -164,16 +164,12 @@ def _trees(
     model: ScoringModel, batch: Batch, lengths: Sequence[int]
 ) -> Callable[[Sequence[int], int], PrefixTree | None]:
     """A function from row numbers, and the tokens that a pass over these rows computes if prompts alone are shared, to
-    the tree of their first `lengths` tokens. It gives None where the tree has not clearly fewer, and where each row is
-    an episode of its own: so what has no forks is computed without trees, to the bit."""
-    episode = batch.episode.tolist()
-    if _layouts(model)[2] is None or len(set(episode)) == len(episode):
+    the tree of their first `lengths` tokens. It gives None where the tree has not clearly fewer."""
+    if _layouts(model)[2] is None or len(lengths) < 2:
         return lambda rows, otherwise: None
     ordered = OrderedRows(batch.tokens, lengths)
 
     def tree(rows: Sequence[int], otherwise: int) -> PrefixTree | None:
-        if len({episode[row] for row in rows}) == len(rows):
-            return None
         found = ordered.tree(rows)
         return found if found.tokens < WORTH * otherwise else None
 

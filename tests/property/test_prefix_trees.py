@@ -1,6 +1,7 @@
 """Rows that share their beginnings, computed once, against rows computed one by one: outputs and gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -71,9 +72,12 @@ def batch_of(rows: Sequence[Sequence[int]], seed: int = 0, episodes: int = 1, gr
     )
 
 
-def each_alone(batch: Batch) -> Batch:
-    """The same rows, each of an episode of its own."""
-    return batch.replace(episode=torch.arange(len(batch)))
+@contextmanager
+def prompts_alone() -> Iterator[None]:
+    """Rows share their whole prompts, and nothing else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "_trees", lambda *_: lambda *_: None)
+        yield
 
 
 @given(trees_of_rows(), st.integers(1, 6))
@@ -197,7 +201,8 @@ def test_the_tree_of_a_batch_gives_what_its_rows_give(model, flex, rows, seed, t
     assume(bool(batch.actions.any()))
     weight = torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     policy = exact_policy(model)
-    expected = of_policy(policy, each_alone(batch), weight)
+    with prompts_alone():
+        expected = of_policy(policy, batch, weight)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_trees, "SHORTEST", 2)
         patch.setattr(scoring, "WORTH", 2.0)  # always
@@ -218,13 +223,15 @@ def test_in_fp32_it_moves_by_rounding(family: str) -> None:
     """Families with windows, pieces, capped scores and sinks too: their places are those in the row."""
     policy, batch = policy_of_family(family), batch_of([*FORKS, FORKS[0]])
     weight = torch.ones(batch.tokens.shape)
-    whole = tokens_run(policy, each_alone(batch))
+    with prompts_alone():
+        whole = tokens_run(policy, batch)
     assert tokens_run(policy, batch) < 0.6 * whole
     outputs, actions = [], batch.actions
-    for one in (batch, each_alone(batch)):
+    for form in (nullcontext, prompts_alone):
         policy.model.zero_grad()
-        logprobs = policy.compute_logprobs(one).logprobs
-        (logprobs * weight).sum().backward()  # type: ignore[no-untyped-call]
+        with form():
+            logprobs = policy.compute_logprobs(batch).logprobs
+            (logprobs * weight).sum().backward()  # type: ignore[no-untyped-call]
         outputs.append((logprobs, [p.grad for p in policy.parameters() if p.grad is not None]))
     (ours, own), (theirs, others) = outputs
     assert rounding.near(policy.model, ours[actions], theirs[actions])
@@ -232,24 +239,23 @@ def test_in_fp32_it_moves_by_rounding(family: str) -> None:
         assert rounding.near_gradient(policy.model, found, expected, outputs=int(actions.sum()))
 
 
-def test_sessions_without_forks_keep_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of as many episodes, and rows whose tree has hardly fewer tokens, are packed as if there were no trees."""
+def test_rows_that_share_little_keep_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose tree has hardly fewer tokens are packed as if there were no trees; those of FORKS are not, whether
+    they are a session or six prompts that begin with the same examples."""
 
     def refuse(*arguments: Any) -> None:
         raise AssertionError("a tree was built")
 
     policy = Policy(models.llama(), models.tokenizer())
-    alone = each_alone(batch_of(FORKS))
     little = batch_of([[3, *[number] * 30] for number in range(5, 9)])
     little = little.replace(actions=little.mask & (torch.arange(31) > 5))
     monkeypatch.setattr(TreeRows, "__init__", refuse)
-    for batch in (alone, little):
-        logprobs = policy.compute_logprobs_no_grad(batch).logprobs
-        with monkeypatch.context() as patch:
-            patch.setattr(scoring, "_trees", lambda *_: lambda *_: None)
-            assert torch.equal(logprobs, policy.compute_logprobs_no_grad(batch).logprobs)
-    with pytest.raises(AssertionError, match="a tree was built"):
-        policy.compute_logprobs_no_grad(batch_of(FORKS))
+    logprobs = policy.compute_logprobs_no_grad(little).logprobs
+    with prompts_alone():
+        assert torch.equal(logprobs, policy.compute_logprobs_no_grad(little).logprobs)
+    for episodes in (1, len(FORKS)):
+        with pytest.raises(AssertionError, match="a tree was built"):
+            policy.compute_logprobs_no_grad(batch_of(FORKS, episodes=episodes))
 
 
 def test_a_pass_is_filled_by_what_it_computes() -> None:
@@ -261,5 +267,6 @@ def test_a_pass_is_filled_by_what_it_computes() -> None:
     for chosen in (range(12), range(0, 12, 2), [3], [1, 7, 8]):
         assert count(list(chosen)) == tokens_run(policy, batch[torch.tensor(chosen)])
     tight = cut(policy, 150)
-    assert [len(rows) for rows in tight.micro_batches(each_alone(batch))] != [6, 6]
+    with prompts_alone():
+        assert [len(rows) for rows in tight.micro_batches(batch)] != [6, 6]
     assert [len(rows) for rows in tight.micro_batches(batch)] == [6, 6]
