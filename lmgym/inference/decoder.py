@@ -1,7 +1,8 @@
 """One call of the sampler: prompts are prefilled into slots of a cache, then all answers grow by a token per step.
 
-A distinct prompt is computed once for all of its answers. The cache is preallocated and written in place. A waiting
-request takes the slot of a finished answer. Of a conversation's next prompt only the new tokens are computed."""
+A distinct prompt is computed once for all of its answers, and so is what prompts share at their beginning. The cache is
+preallocated and written in place. A waiting request takes the slot of a finished answer. Of a conversation's next
+prompt only the new tokens are computed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.completions import Answers
@@ -18,10 +20,12 @@ from lmgym.inference.hf_cache import EncoderDecoderReader, PlainReader
 from lmgym.inference.kernels.cuda_graphs import CapturedSteps
 from lmgym.inference.kernels.mkl_linear import MKLLinearLayers
 from lmgym.inference.kernels.onednn_layers import OneDNNLinearLayers
-from lmgym.models.attention.cached_rows import CachedRows, ExtendedRows, PrefilledRows
+from lmgym.models.attention.cached_rows import CachedRows, ExtendedRows, PrefilledRows, PrefilledTree
 from lmgym.models.attention.kv_cache import KeyValueCache, SharedPrompts
 from lmgym.models.parity.attention import ExactCached, ExactExtended, ExactPrefilled
 from lmgym.models.policy import Policy
+from lmgym.models.prefix_trees import OrderedRows, PrefixTree
+from lmgym.models.scoring import WORTH
 from lmgym.types import Restriction
 
 FIRST_TOKENS = 32  # of an answer, for which a cache has room from the beginning
@@ -185,16 +189,29 @@ class Decoder:
         repeats = torch.tensor([len(prompt_slots) for _, prompt_slots in prompts])
         source = torch.arange(len(prompts)).repeat_interleave(repeats).to(self.device)  # the prompt of each slot
         ids = [prompt for prompt, _ in prompts]
-        layouts = []
+        tree, layouts = self._tree(ids), list[PrefilledRows | PrefilledTree]()
         for cache in caches:
             if cache.prompts is None:
                 target = (cache, source, torch.tensor(slots, device=self.device))
             else:
                 target = (cache.prompts.cache, *cache.prompts.assign(prompts, others))
-            layouts.append(self.prefilled(list(map(len, ids)), *target))
-        logits, ahead = self._last_logits(ids, ids, layouts)
+            if tree is None:
+                layouts.append(self.prefilled(list(map(len, ids)), *target))
+            else:
+                layouts.append(PrefilledTree(tree, *target))
+        tails = ids if tree is None else [ids[row][own:] for row, own in zip(tree.rows, tree.shared, strict=True)]
+        logits, ahead = self._last_logits(tails, ids, layouts)
         live.ahead[slots] = ahead[source.cpu()]
         self._take([of_model[source] for of_model in logits], slots, live)
+
+    def _tree(self, prompts: list[tuple[int, ...]]) -> PrefixTree | None:
+        """The tree of prompts that begin alike, such as with a system prompt, if it has clearly fewer tokens."""
+        usual = self.device.type == "cpu" and not self.policy.exact and self.policy.vision is None
+        if not usual or len(prompts) < 2:
+            return None
+        lengths = list(map(len, prompts))
+        tree = OrderedRows(pad_sequence(list(map(torch.tensor, prompts)), True), lengths).tree(range(len(prompts)))
+        return tree if tree.tokens < WORTH * sum(lengths) else None
 
     def _extend(
         self, new_tokens: list[tuple[int, ...]], slots: list[int], live: LiveSlots, caches: list[KeyValueCache]
@@ -211,12 +228,12 @@ class Decoder:
         self,
         sequences: list[tuple[int, ...]],
         whole: list[tuple[int, ...]],
-        layouts: Sequence[PrefilledRows | ExtendedRows],
+        layouts: Sequence[PrefilledRows | PrefilledTree | ExtendedRows],
     ) -> tuple[list[Float[Tensor, "R V"]], Int[Tensor, " R"]]:
-        """Each model's logits at the last token of these sequences, which are packed as the layouts say and are the
-        ends of these `whole` prompts; and how far the place of what follows each prompt is ahead of its index."""
+        """Each model's logits at the end of these `whole` prompts, of which these sequences are computed, packed as the
+        layouts say; and how far the place of what follows each prompt is ahead of its index."""
         ids = torch.tensor([[token for tokens in sequences for token in tokens]], device=self.device)
-        ends = (torch.tensor(list(map(len, sequences))).cumsum(0) - 1).to(self.device)
+        ends = layouts[0].ends.to(self.device)
         places, ahead = self.policy.packed_places(whole, list(map(len, sequences)))
         logits = []
         for policy, layout in zip(self.policies, layouts, strict=True):

@@ -32,8 +32,10 @@ from lmgym.models.attention.kv_cache import KeyValueCache
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 from tests import models, rounding
+from tests.parity.test_families import policy_of as policy_of_family
 
-PROMPTS = [(1, 40, 41), (1, 60), (1, *range(70, 90)), (1, 40, 41), (9,)]
+RULES = tuple(range(100, 120))  # a beginning that prompts share, long enough to be read once
+PROMPTS = [(1, 40, 41), (1, 60), (1, *range(70, 90)), (1, 40, 41), (9,), (*RULES, 7), (*RULES, 7, *RULES), (*RULES, 8)]
 
 
 def requests(count: int, step: int = 0) -> list[Request]:
@@ -97,6 +99,25 @@ def test_log_probabilities_are_those_of_the_policy(kind: str, fast: bool, settin
     if sampling.stop_ids:
         assert {answer.stop for answer in answers} >= {"stop"}
         assert min(len(answer.ids) for answer in answers) == 5
+
+
+@pytest.mark.parametrize("family", ["llama, grouped queries", "gpt2", "gemma2", "gemma3_text", "gpt_oss"])
+def test_what_prompts_share_is_read_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is what each would have read: families with windows, sinks and capped scores too. Without random weights of a
+    size that tells tokens apart, all would have one answer."""
+    policy, sampling = policy_of_family(family), Sampling(max_new_tokens=6, temperature=0.0, min_new_tokens=6)
+    models.sharpen(policy.model, 0.12)
+    asked, read = requests(len(PROMPTS)), list[int]()
+    policy.model.get_input_embeddings().register_forward_hook(lambda _, ids, out: read.append(ids[0].numel()))
+    found = Sampler(policy).generate(asked, sampling)
+    monkeypatch.setattr(decoder, "WORTH", 0.0)
+    expected = Sampler(policy).generate(asked, sampling)
+    prompts = sum(map(len, dict.fromkeys(PROMPTS)))
+    assert (read[0], read[len(read) // 2]) == (prompts - 2 * len(RULES) - 1, prompts)
+    assert [answer.ids for answer in found] == [answer.ids for answer in expected]
+    assert len({tuple(answer.ids) for answer in found}) > 3
+    said = (torch.tensor([answer.logprobs for answer in answers]) for answers in (found, expected))
+    assert rounding.near(policy.model, *said)
 
 
 @pytest.mark.slow

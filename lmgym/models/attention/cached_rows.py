@@ -11,6 +11,8 @@ from lmgym.models.attention import rules
 from lmgym.models.attention.kv_cache import KeyValueCache, excluded_after, scores_of
 from lmgym.models.attention.packed import PackedRows, per_query_head
 from lmgym.models.attention.rules import Asked, Rule
+from lmgym.models.attention.tree import BlockTree
+from lmgym.models.prefix_trees import PrefixTree
 
 
 class PrefilledRows(PackedRows):
@@ -27,6 +29,26 @@ class PrefilledRows(PackedRows):
         keys, values = self.pad(key), self.pad(value)
         self.cache.write(layer, self.slots, keys[self.source], values[self.source])
         return self.attend_padded(query, keys, values, asked)
+
+
+class PrefilledTree(BlockTree):
+    """PrefilledRows of prompts that begin alike: what they share is computed once, and stored for each of them."""
+
+    def __init__(
+        self, tree: PrefixTree, cache: KeyValueCache, source: Int[Tensor, " S"], slots: Int[Tensor, " S"]
+    ) -> None:
+        super().__init__(tree, slots.device)
+        self.cache, self.source, self.slots = cache, source, slots
+        self.places = torch.empty_like(tree.places)  # of each prompt's tokens in the tree; behind its end any of them
+        self.places[list(tree.rows)] = tree.places.clamp(max=tree.tokens - 1)
+        last = torch.empty(len(tree.rows), dtype=torch.long)
+        last[list(tree.rows)] = torch.tensor(tree.lengths) - 1
+        self.ends = self.places.gather(1, last[:, None])[:, 0]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+        keys, values = (one[0][:, self.places].transpose(0, 1) for one in (key, value))
+        self.cache.write(layer, self.slots, keys[self.source], values[self.source])
+        return super().attend(layer, query, key, value, asked)
 
 
 class ExtendedRows:
@@ -51,6 +73,10 @@ class ExtendedRows:
     @property
     def reach(self) -> int:
         return self.width
+
+    @property
+    def ends(self) -> Int[Tensor, " N"]:
+        return self.new.ends
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         # Write the new keys and values, then read those of whole sequences.

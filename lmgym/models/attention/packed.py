@@ -77,6 +77,11 @@ class PackedRows:
         return self.padded_index // self.longest
 
     @property
+    def ends(self) -> Int[Tensor, " N"]:
+        """Where each row's last token is."""
+        return self.offsets + torch.tensor(self.lengths) - 1
+
+    @property
     def reach(self) -> int:
         return self.longest
 
