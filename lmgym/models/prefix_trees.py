@@ -1,8 +1,8 @@
 """The prefix tree of rows of token ids: what rows share at their beginning is there once.
 
 Such rows are prompts with the same system prompt, tools, rules or solved examples, and the sessions of an agent: one
-that goes back to an earlier turn begins a row in which all that stood before is prompt. Pure functions of ids, without a
-model (attention/tree.py runs a model on the tree)."""
+that goes back to an earlier turn begins a row in which all that stood before is prompt. Pure functions of ids, without
+a model (attention/tree.py runs a model on the tree)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
