@@ -59,11 +59,31 @@ def _passes(
 ) -> list[list[int]]:
     """Fill one pass after the other, with whole groups up to `enough` tokens, or where a group has more than `most`,
     row by row."""
-    batches: list[list[int]] = [[]]
+    parts: list[tuple[list[int], int]] = []
     for rows in groups:
         whole = tokens_of(rows) <= most
-        for part in [rows] if whole else [[row] for row in rows]:
-            if batches[-1] and tokens_of(batches[-1] + part) > (enough if whole else most):
-                batches.append([])
-            batches[-1] += part
-    return [rows for rows in batches if rows]
+        parts += [(part, enough if whole else most) for part in ([rows] if whole else [[row] for row in rows])]
+    passes = []
+    while parts:
+        count = _fitting(parts, tokens_of)
+        passes.append([row for rows, _ in parts[:count] for row in rows])
+        parts = parts[count:]
+    return passes
+
+
+def _fitting(parts: Sequence[tuple[list[int], int]], tokens_of: Callable[[Sequence[int]], int]) -> int:
+    """How many of these parts fit in a pass together, one at least: each with the tokens up to which it may join. Tries
+    1, 2, 4, ... more and halves, since to count the tokens of each number of parts would be quadratic."""
+
+    def fits(count: int) -> bool:
+        limit = min(limit for _, limit in parts[1:count])
+        return tokens_of([row for rows, _ in parts[:count] for row in rows]) <= limit
+
+    count = step = 1
+    while count + step <= len(parts) and fits(count + step):
+        count, step = count + step, 2 * step
+    while step > 1:
+        step //= 2
+        if count + step <= len(parts) and fits(count + step):
+            count += step
+    return count

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -98,20 +99,25 @@ class OrderedRows:
     """
 
     def __init__(self, tokens: Int[Tensor, "N T"], lengths: Sequence[int]) -> None:
-        ids, self.lengths = tokens.cpu(), lengths
-        words = [row[:length] for row, length in zip(ids.tolist(), lengths, strict=True)]
+        ids, self.lengths = tokens.cpu().numpy(), lengths
+        # As bytes with the highest first, since these are compared faster than lists and in the same order.
+        words = [row[:length].tobytes() for row, length in zip(ids.astype(">i8"), lengths, strict=True)]
         self.order = sorted(range(len(words)), key=words.__getitem__)
         self.place = {row: place for place, row in enumerate(self.order)}
-        self.common = [0]  # tokens that each row in the order begins with like the one before it
-        for one, other in pairwise(self.order):
-            shortest = min(lengths[one], lengths[other])
-            same = ids[one, :shortest] == ids[other, :shortest]
-            self.common.append(int(same.long().cumprod(0).sum()))
+        # Of 2^k neighbours in the order, for each k: the tokens that all of them begin with, read by the last of them.
+        ends = np.asarray(lengths)[self.order]
+        same = ids[self.order[1:]] == ids[self.order[:-1]]
+        same &= np.arange(ids.shape[1]) < np.minimum(ends[1:], ends[:-1])[:, None]
+        common = np.concatenate([[0], np.pad(same, ((0, 0), (0, 1))).argmin(1)])  # like the row before
+        self.common = [common]
+        for step in (2**k for k in range(len(common).bit_length() - 1)):
+            last = self.common[-1]
+            self.common.append(np.concatenate([last[:step], np.minimum(last[step:], last[:-step])]))
 
     def tree(self, rows: Iterable[int]) -> PrefixTree:
         """The tree of these rows. A shared run of fewer than SHORTEST tokens is computed in each row."""
-        places = sorted(self.place[row] for row in rows)
-        common = [0, *(min(self.common[one + 1 : other + 1]) for one, other in pairwise(places))]
+        places = np.array(sorted(self.place[row] for row in rows))
+        common = [0, *self._least(places[:-1], places[1:]).tolist()]
         shared, branches = [], [0]  # the depths at which rows have left the present path
         for same in common:
             while branches[-1] > same:
@@ -119,5 +125,14 @@ class OrderedRows:
             if same - branches[-1] >= SHORTEST:
                 branches.append(same)
             shared.append(branches[-1])
-        chosen = tuple(self.order[place] for place in places)
+        chosen = tuple(self.order[place] for place in places.tolist())
         return PrefixTree(chosen, tuple(self.lengths[row] for row in chosen), tuple(shared))
+
+    def _least(self, one: Int[np.ndarray, " R"], other: Int[np.ndarray, " R"]) -> Int[np.ndarray, " R"]:
+        """The tokens that the rows at two places, of which the first is before the second, begin with."""
+        least = np.zeros(len(one), int)
+        level = np.frexp(other - one)[1] - 1  # 2^level is at most their distance
+        for k in np.unique(level):
+            at = level == k
+            least[at] = np.minimum(self.common[k][other[at]], self.common[k][one[at] + 2**k])
+        return least

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmgym.batch import Batch
-from lmgym.models import prefix_trees, scoring
+from lmgym.models import micro_batches, prefix_trees, scoring
 from lmgym.models.attention.rules import Asked, Rule
 from lmgym.models.attention.tree import BlockTree, FlexTree, TreeRows
 from lmgym.models.policy import Policy
@@ -270,3 +270,27 @@ def test_a_pass_is_filled_by_what_it_computes() -> None:
     with prompts_alone():
         assert [len(rows) for rows in tight.micro_batches(batch)] != [6, 6]
     assert [len(rows) for rows in tight.micro_batches(batch)] == [6, 6]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), max_size=30), st.integers(1, 40), st.integers(1, 40)
+)
+def test_passes_are_filled_as_one_row_after_the_other_would_fill_them(groups, most, enough) -> None:
+    """Groups come longest first, so those that are too large for a pass come before the others."""
+    groups = sorted(groups, key=lambda counts: -sum(counts))
+    counts = [count for group in groups for count in group]
+    numbers = iter(range(len(counts)))
+    rows = [[next(numbers) for _ in group] for group in groups]
+    enough = min(enough, most)
+
+    def tokens_of(rows: Sequence[int]) -> int:
+        return sum(counts[row] for row in rows)
+
+    expected: list[list[int]] = [[]]
+    for group in rows:
+        whole = tokens_of(group) <= most
+        for part in [group] if whole else [[row] for row in group]:
+            if expected[-1] and tokens_of(expected[-1] + part) > (enough if whole else most):
+                expected.append([])
+            expected[-1] += part
+    assert micro_batches._passes(rows, tokens_of, most, enough) == [rows for rows in expected if rows]
