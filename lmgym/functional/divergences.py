@@ -133,7 +133,7 @@ def class_logprobs(logprobs: Float[Tensor, "R V"], classes: Int[Tensor, " V"], c
 
     Example: class_logprobs(torch.tensor([[.4, .3, .3]]).log(), torch.tensor([0, 0, 1]), 2).exp() -> [[.7, .3]]"""
     shape = (len(logprobs), count)
-    top = logprobs.new_full(shape, -math.inf).scatter_reduce(1, classes.expand_as(logprobs), logprobs, "amax")
+    top = logprobs.new_full(shape, -math.inf).scatter_reduce(1, classes.expand_as(logprobs), logprobs.detach(), "amax")
     finite = top.masked_fill(top == -math.inf, 0.0)
     return finite + logprobs.new_zeros(shape).index_add(1, classes, (logprobs - finite[:, classes]).exp()).log()
 
