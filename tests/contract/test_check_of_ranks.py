@@ -173,7 +173,9 @@ def test_the_largest_pass_is_that_of_the_rank_with_most_to_do(prompts: int, grou
     found = largest_pass(config, config.stages[0], shapes_of(config.policy), 20, 44, True, ranks)
     real = 0
     for count in range(1, prompts + 1):
-        turns = [Turn([3 + one, *[5] * 19], [7] * 45, [-1.0] * 45) for one in range(count) for _ in range(group)]
+        turns = [
+            Turn([3 + one, *[5] * 19], [7 + place] * 45, [-1.0] * 45) for one in range(count) for place in range(group)
+        ]
         episodes = [Episode(Example("x", "?"), place // group, place, [turn]) for place, turn in enumerate(turns)]
         batch = collate(episodes)
         tokens_of = scoring.tokens_of_pass(policy, batch, batch.mask.sum(1))
