@@ -6,7 +6,15 @@ python -m benchmarks.glance
 from benchmarks.training import ROOT
 
 PAGE, PICTURE = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "pictures" / "benchmarks.png"
-COLOURS = {"W1": "#0072b2", "W2": "#56b4e9", "W3": "#009e73", "W6": "#d55e00", "W7": "#e69f00", "W8": "#cc79a7"}
+COLOURS = {
+    "W1": "#0072b2",
+    "W2": "#56b4e9",
+    "W3": "#009e73",
+    "W6": "#d55e00",
+    "W7": "#e69f00",
+    "W8": "#cc79a7",
+    "W9": "#999999",
+}
 
 Bars = list[tuple[str, dict[str, float]]]  # what is compared, and the ratio by workload
 

@@ -2,7 +2,7 @@
 
 python -m benchmarks.grpo                                          W1, W2 and W3, a table each
 python -m benchmarks.grpo --workloads w1 --only lmgym-fp32 trl-1.16-fp32
-python -m benchmarks.grpo --workloads w6 w7 w8 --only lmgym-bf16 lmgym-bf16-lora trl-1.16-autocast --rounds 2
+python -m benchmarks.grpo --workloads w6 w7 w8 w9 --only lmgym-bf16 lmgym-bf16-lora trl-1.16-autocast --rounds 2
 python -m benchmarks.grpo --workloads w1 --tune --rounds 1         TRL's settings, each alone
 
 One optimizer step on 8 groups of 8 answers; no reference model, no scoring pass: neither library needs one here. TRL

@@ -162,7 +162,16 @@ def w8(seed: int = 0) -> Workload:
     return Workload("W8", prompts, 8, 24, seed, shape=SMOLLM2_135M)
 
 
-BY_NAME = {"w1": w1, "w2": w2, "w3": w3, "w6": w6, "w7": w7, "w8": w8}
+def w9(seed: int = 0) -> Workload:
+    """W9, solved examples: SmolLM2-135M's shape, 4 prompts of 480 random tokens of which the first 400 are the same in
+    all, 8 answers each, exactly 48 new tokens."""
+    draw, vocabulary = random.Random(seed), SMOLLM2_135M["vocab_size"]
+    (examples,) = random_prompts(draw, [400], vocabulary)
+    prompts = [examples + question for question in random_prompts(draw, [80] * 4, vocabulary)]
+    return Workload("W9", prompts, 8, 48, seed, shape=SMOLLM2_135M)
+
+
+BY_NAME = {"w1": w1, "w2": w2, "w3": w3, "w6": w6, "w7": w7, "w8": w8, "w9": w9}
 SMALL = ["w1", "w2", "w3"]
 
 
