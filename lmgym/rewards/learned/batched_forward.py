@@ -13,6 +13,7 @@ from lmgym.rewards.learned.rows import Row
 from lmgym.rewards.learned.scorers import Scorer
 
 T = TypeVar("T")
+LOGITS = 2**28  # numbers that the logits of a pass may have (1 GiB in fp32), unless a row alone has more
 
 
 def logits(scorer: Scorer, rows: Sequence[Row]) -> list[list[float]]:
@@ -77,7 +78,7 @@ def token_logprobs(scorer: Scorer, rows: Sequence[Row]) -> list[list[float]]:
             logprobs.append(distributions.gather(1, ids[:, None])[:, 0].tolist())
         return logprobs
 
-    return _each(scorer, rows, read)
+    return _each(scorer, rows, read, most=LOGITS // scorer.model.config.get_text_config().vocab_size)
 
 
 def _each(
@@ -85,10 +86,11 @@ def _each(
     rows: Sequence[Row],
     read: Callable[[list[Row], Any], Iterable[T]],
     options: Callable[[list[Row]], dict[str, Any]] = lambda batch: {},
+    most: int | None = None,
     **fixed: Any,
 ) -> list[T]:
     """Run the rows through the model and return `read`'s value for each. A forward pass holds at most
-    `tokens_per_forward` tokens, padding included, or a single row."""
+    `tokens_per_forward` tokens and at most `most`, padding included, or a single row."""
     import torch
 
     budget = scorer.tokens_per_forward
@@ -96,7 +98,7 @@ def _each(
         raise LmgymError(f"key 'rewards.{scorer.reward}.tokens_per_forward' must be at least 1, not {budget}")
     values: dict[Hashable, T] = {}
     with torch.inference_mode():
-        for batch in _batches(rows, budget):
+        for batch in _batches(rows, budget if most is None else min(budget, most)):
             inputs, padding = _padded(scorer, batch)
             text_config = scorer.model.config.get_text_config()
             before = text_config.pad_token_id
