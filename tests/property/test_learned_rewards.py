@@ -119,6 +119,26 @@ def test_batches_and_padding_do_not_move_the_numbers(name: str, arguments: dict[
     )  # and the same bit for bit when asked again
 
 
+def test_a_pass_of_a_perplexity_holds_few_logits(
+    arguments: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vocabulary of 262,144 words and 4,096 tokens would be 4 GiB: a pass has fewer tokens, or one row."""
+    (reward,) = build_rewards({"causal_perplexity": arguments["causal_perplexity"]})
+    episodes, shapes = answered(["The cat sat on the mat.", "A dog ran.", "It was late.", "x" * 90]), list[Any]()
+    wanted, padded = call_reward(reward, episodes), batched_forward._padded
+
+    def noted(scorer: Any, batch: Any) -> Any:
+        inputs, padding = padded(scorer, batch)
+        shapes.append(tuple(inputs["input_ids"].shape))
+        monkeypatch.setattr(batched_forward, "LOGITS", 30 * scorer.model.config.vocab_size)
+        return inputs, padding
+
+    monkeypatch.setattr(batched_forward, "_padded", noted)
+    assert call_reward(reward, episodes) == wanted and len(shapes) == 1
+    assert call_reward(reward, episodes) == pytest.approx(wanted, abs=tiny.rounding_of(100))
+    assert len(shapes) > 2 and all(rows == 1 or rows * tokens <= 30 for rows, tokens in shapes[1:])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_hostile_texts_have_a_finite_number(name: str, arguments: dict[str, dict[str, Any]]) -> None:
     reward = build_rewards({name: arguments[name]})[0]
