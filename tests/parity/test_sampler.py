@@ -3,6 +3,7 @@ only, draws follow the distribution, and answers end where they should. Real pre
 ../shared has them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,12 +35,13 @@ from lmgym.types import Episode, Example, Turn
 from tests import models, rounding
 from tests.parity.test_families import policy_of as policy_of_family
 
+PROMPTS = [(1, 40, 41), (1, 60), (1, *range(70, 90)), (1, 40, 41), (9,)]
 RULES = tuple(range(100, 120))  # a beginning that prompts share, long enough to be read once
-PROMPTS = [(1, 40, 41), (1, 60), (1, *range(70, 90)), (1, 40, 41), (9,), (*RULES, 7), (*RULES, 7, *RULES), (*RULES, 8)]
+ALIKE = [*PROMPTS, (*RULES, 7), (*RULES, 7, *RULES), (*RULES, 8)]
 
 
-def requests(count: int, step: int = 0) -> list[Request]:
-    return [Request(PROMPTS[n % len(PROMPTS)], seeds.key(0, "sampling", step, n)) for n in range(count)]
+def requests(count: int, step: int = 0, prompts: Sequence[tuple[int, ...]] = PROMPTS) -> list[Request]:
+    return [Request(prompts[n % len(prompts)], seeds.key(0, "sampling", step, n)) for n in range(count)]
 
 
 def policy_of(kind: str = "llama", fast: bool = True, **settings: Any) -> Policy:
@@ -85,7 +87,8 @@ def gap(policy: Policy, asked: list[Request], answers: list[Completion], samplin
     ],
 )
 def test_log_probabilities_are_those_of_the_policy(kind: str, fast: bool, settings: dict[str, Any]) -> None:
-    policy, sampling, asked = policy_of(kind, fast), Sampling(max_new_tokens=20, **settings), requests(16)
+    policy, sampling = policy_of(kind, fast), Sampling(max_new_tokens=20, **settings)
+    asked = requests(16, prompts=ALIKE)
     answers = Sampler(policy, 6).generate(asked, sampling)
     assert rounding.near(policy.model, *reported_and_scored(policy, asked, answers, sampling))
     if sampling.temperature not in (0.0, 1.0):  # and not those of another distribution
@@ -107,12 +110,12 @@ def test_what_prompts_share_is_read_once(family: str, monkeypatch: pytest.Monkey
     size that tells tokens apart, all would have one answer."""
     policy, sampling = policy_of_family(family), Sampling(max_new_tokens=6, temperature=0.0, min_new_tokens=6)
     models.sharpen(policy.model, 0.12)
-    asked, read = requests(len(PROMPTS)), list[int]()
+    asked, read = requests(len(ALIKE), prompts=ALIKE), list[int]()
     policy.model.get_input_embeddings().register_forward_hook(lambda _, ids, out: read.append(ids[0].numel()))
     found = Sampler(policy).generate(asked, sampling)
     monkeypatch.setattr(decoder, "WORTH", 0.0)
     expected = Sampler(policy).generate(asked, sampling)
-    prompts = sum(map(len, dict.fromkeys(PROMPTS)))
+    prompts = sum(map(len, dict.fromkeys(ALIKE)))
     assert (read[0], read[len(read) // 2]) == (prompts - 2 * len(RULES) - 1, prompts)
     assert [answer.ids for answer in found] == [answer.ids for answer in expected]
     assert len({tuple(answer.ids) for answer in found}) > 3
@@ -127,7 +130,7 @@ def test_a_completion_depends_on_its_request_only(fast: bool, temperature: float
     """Alone, among others, in another order, with few or many rows, with small or large prefills: the same answer."""
     policy = models.exact(policy_of(fast=fast))
     sampling = Sampling(max_new_tokens=12, temperature=temperature, stop_ids=tuple(range(50, 70)))
-    asked = requests(24)
+    asked = requests(24, prompts=ALIKE)
     answers = Sampler(policy, 64).generate(asked, sampling)
     if temperature:
         assert len({tuple(answer.ids) for answer in answers}) == 24
