@@ -25,7 +25,6 @@ from lmgym.models.attention.kv_cache import KeyValueCache, SharedPrompts
 from lmgym.models.parity.attention import ExactCached, ExactExtended, ExactPrefilled
 from lmgym.models.policy import Policy
 from lmgym.models.prefix_trees import OrderedRows, PrefixTree
-from lmgym.models.scoring import WORTH
 from lmgym.types import Restriction
 
 FIRST_TOKENS = 32  # of an answer, for which a cache has room from the beginning
@@ -205,13 +204,13 @@ class Decoder:
         self._take([of_model[source] for of_model in logits], slots, live)
 
     def _tree(self, prompts: list[tuple[int, ...]]) -> PrefixTree | None:
-        """The tree of prompts that begin alike, such as with a system prompt, if it has clearly fewer tokens."""
-        usual = self.device.type == "cpu" and not self.policy.exact and self.policy.vision is None
-        if not usual or len(prompts) < 2:
+        """The tree of prompts that begin alike, such as with a system prompt, if it has clearly fewer tokens. None on a
+        GPU, for an exact policy (whose sums have one order), and where pictures move places."""
+        if self.device.type != "cpu" or self.policy.exact or self.policy.vision is not None or len(prompts) < 2:
             return None
         lengths = list(map(len, prompts))
-        tree = OrderedRows(pad_sequence(list(map(torch.tensor, prompts)), True), lengths).tree(range(len(prompts)))
-        return tree if tree.tokens < WORTH * sum(lengths) else None
+        ordered = OrderedRows(pad_sequence(list(map(torch.tensor, prompts)), True), lengths)
+        return ordered.worthwhile(range(len(prompts)), otherwise=sum(lengths))
 
     def _extend(
         self, new_tokens: list[tuple[int, ...]], slots: list[int], live: LiveSlots, caches: list[KeyValueCache]

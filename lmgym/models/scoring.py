@@ -21,8 +21,6 @@ from lmgym.models.parity.attention import ExactGroups, ExactRows, ExactTree
 from lmgym.models.picture_features import Vision
 from lmgym.models.prefix_trees import OrderedRows, PrefixTree
 
-WORTH = 0.9  # of the tokens that are computed if prompts alone are shared: a tree must have fewer
-
 
 class ScoringModel(Protocol):
     """What scoring needs of a policy (models/policy.py describes each member)."""
@@ -167,13 +165,7 @@ def _trees(
     the tree of their first `lengths` tokens. It gives None where the tree has not clearly fewer."""
     if _layouts(model)[2] is None or len(lengths) < 2:
         return lambda rows, otherwise: None
-    ordered = OrderedRows(batch.tokens, lengths)
-
-    def tree(rows: Sequence[int], otherwise: int) -> PrefixTree | None:
-        found = ordered.tree(rows)
-        return found if found.tokens < WORTH * otherwise else None
-
-    return tree
+    return OrderedRows(batch.tokens, lengths).worthwhile
 
 
 def _prompts(batch: Batch) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Tensor, " N"]]:

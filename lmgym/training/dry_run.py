@@ -60,7 +60,7 @@ from lmgym.training.setup import engine_sentence, load_data, make_actor, prove_p
 from lmgym.types import Episode, Example
 
 EXAMPLES = 8
-REFERENCES = 64  # read at most where nothing is sampled, which costs nothing: as many as a step has
+GIVEN = 64  # examples that are read at most where nothing is sampled or played: as many as a step has
 GROUP = 4  # answers per prompt where the algorithm itself asks for fewer
 
 
@@ -196,7 +196,8 @@ def _stage(
     report: Report, config: Config, stage: Stage, examples: Sequence[Example], policy: Policy, verdict: bool
 ) -> Sampled:
     """Report a stage's data and a few of its answers, and return these."""
-    few = examples[: EXAMPLES if stage.source.samples else max(EXAMPLES, min(stage.prompts_per_step, REFERENCES))]
+    given = not stage.source.samples and not stage.is_played
+    few = examples[: max(EXAMPLES, min(stage.prompts_per_step, GIVEN)) if given else EXAMPLES]
     report.note(f"{len(examples)} training examples, {stage.prompts_per_step} prompts a step, {stage.steps} steps "
                 f"({stage.prompts_per_step * stage.steps / len(examples):.2f} epochs)")  # fmt: skip
     if getattr(registry.get("env", stage.env["name"]), "needs_data", True):  # else prompts come from the environment

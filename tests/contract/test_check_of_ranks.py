@@ -24,6 +24,7 @@ from lmgym.models.model_info import skeleton
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
 from lmgym.models.shapes import Shapes, shapes_of
+from lmgym.rewards.base import Reward
 from lmgym.rollouts.play import Draw
 from lmgym.training.planning.memory import estimate
 from lmgym.training.planning.memory_fit import Needs, exchange_sentence, fit_sentence, other_form
@@ -355,13 +356,20 @@ def test_a_small_step_is_timed_with_as_many_answers_as_it_has(
     stage, engine = config.stages[0], make_engine(config.engine, tiny_policy)
     examples = [Example(str(number), prompt=f"1+{number}=", references=[str(1 + number)]) for number in range(3)]
     asked = [(number, example) for number, example in enumerate(examples) for _ in range(4)]
+    judged = list[int]()
+
+    def noted(texts: list[str], examples: list[Example]) -> list[float]:
+        judged.append(len(texts))
+        return [0.0] * len(texts)
+
     draw = Draw(asked, (0, "check"), make_actor(config.policy, tiny_policy, engine), stage.sampling)
+    draw = replace(draw, rewards=[Reward("noted", 1.0, noted)])
     tried = Sampled(stage.source.episodes(draw), draw, 1.0)
     again = as_in_a_step(stage, tried)
     assert again.answers == timed and (again is tried) == (timed == 12)
     texts = [[turn.text for turn in episode.turns] for episode in tried.episodes]
     assert [[turn.text for turn in episode.turns] for episode in again.episodes] == texts[:timed]
-    assert again.seconds > 0
+    assert again.seconds > 0 and len(judged) == 1  # nobody judges them again
 
 
 def test_timing_an_optimizer_step_moves_nothing() -> None:

@@ -29,6 +29,7 @@ from lmgym.inference import decoder
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.inference.completions import _token_bytes
 from lmgym.inference.sampler import Sampler
+from lmgym.models import prefix_trees
 from lmgym.models.attention.kv_cache import KeyValueCache
 from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
@@ -113,7 +114,7 @@ def test_what_prompts_share_is_read_once(family: str, monkeypatch: pytest.Monkey
     asked, read = requests(len(ALIKE), prompts=ALIKE), list[int]()
     policy.model.get_input_embeddings().register_forward_hook(lambda _, ids, out: read.append(ids[0].numel()))
     found = Sampler(policy).generate(asked, sampling)
-    monkeypatch.setattr(decoder, "WORTH", 0.0)
+    monkeypatch.setattr(prefix_trees, "WORTH", 0.0)
     expected = Sampler(policy).generate(asked, sampling)
     prompts = sum(map(len, dict.fromkeys(ALIKE)))
     assert (read[0], read[len(read) // 2]) == (prompts - 2 * len(RULES) - 1, prompts)

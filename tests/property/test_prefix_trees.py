@@ -205,7 +205,7 @@ def test_the_tree_of_a_batch_gives_what_its_rows_give(model, flex, rows, seed, t
         expected = of_policy(policy, batch, weight)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_trees, "SHORTEST", 2)
-        patch.setattr(scoring, "WORTH", 2.0)  # always
+        patch.setattr(prefix_trees, "WORTH", 2.0)  # always
         patch.setattr(policy, "flex", flex)
         found = of_policy(cut(policy, tokens), batch, weight)
     for ours, theirs in zip(found, expected, strict=True):

@@ -64,8 +64,9 @@ class Sampled:
 
 
 def as_in_a_step(stage: Stage, tried: Sampled) -> Sampled:
-    """The same with no more answers than a step has, sampled again: eight at a time take nearly as long as 32. What is
-    played, which may be slow or cost money, is not played again.
+    """The same with no more answers than a step has: eight at a time take nearly as long as 32, so they are sampled
+    once more, for their seconds alone. Rewards are not asked again, nor is played again what an environment plays: both
+    may be slow or cost money.
 
     Example: as_in_a_step(stage, tried).answers is 8 if a step has 8 and 32 were tried"""
     size = stage.prompts_per_step * stage.algorithm.group_size
@@ -73,8 +74,9 @@ def as_in_a_step(stage: Stage, tried: Sampled) -> Sampled:
         return tried
     engine = TimedEngine(tried.draw.actor.engine)
     actor = replace(tried.draw.actor, engine=engine)
-    draw = replace(tried.draw, prompts=tried.draw.prompts[:size], actor=actor)
-    return Sampled(stage.source.episodes(draw), draw, engine.seconds)
+    draw = replace(tried.draw, prompts=tried.draw.prompts[:size], actor=actor, rewards=())
+    stage.source.episodes(draw)
+    return Sampled(tried.episodes[:size], draw, engine.seconds)
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,10 @@ def step_seconds(
 
 
 def time_sentence(
-    stage: Stage, measured: Measured, sampling: float, learning: float, ranks: int = 1, longest: float = 0.0
+    stage: Stage, measured: Measured, sampling: float, learning: float, ranks: int = 1, longest: float | None = None
 ) -> str:
-    """What `step_seconds` has found, in words; `longest` are the seconds of a step that updates all answers, of which
-    those tried may have had fewer by chance.
+    """What `step_seconds` has found, in words. `longest`: the seconds of a step in which the scores of all groups
+    differ; of the few groups that were tried, some may have had equal scores by chance.
 
     Example: "a step takes about 1.9 s: 1.2 s sampling, 0.7 s scoring and update (from 64 answers; a step has 256)"
     """
@@ -191,7 +193,8 @@ def time_sentence(
     beside = ", without the exchange between ranks" if ranks > 1 else ""
     moving = ""
     if measured.moving < 1:
-        moving = f", {measured.moving:.0%} of them in groups whose scores differ: {rounded(longest)} if all do"
+        moving = f", {measured.moving:.0%} of them in groups whose scores differ"
+        moving += "" if longest is None else f": {rounded(longest)} if all do"
     return (
         f"a step takes about {rounded(sampling + learning)}{beside}: {rollout}{rounded(learning)} scoring and update"
         f"{counted} (from {measured.answers} {stage.source.counted}{moving}; a step has "
