@@ -226,9 +226,7 @@ def collate(
         numbers = torch.from_numpy(values)
         return numbers.new_zeros(mask.shape).masked_scatter_(actions, numbers)
 
-    # Columns that exist only if all turns or episodes have them.
-    sampled = all(turn.logprobs for turn in turns)
-    greedy = all(episode.baseline is not None for episode in episodes)
+    sampled = all(turn.logprobs for turn in turns)  # else there is no such column
     owners, sources = [episode for episode, _ in rows], [row[0].source_ids for _, row in rows]
     numbers = {id(turn): number for episode in episodes for turn, number in numbered_turns(episode.turns)}
     logprobs = np.fromiter(chain.from_iterable(turn.logprobs for turn in turns), np.float32) if sampled else None
@@ -239,11 +237,6 @@ def collate(
         mask=mask,
         actions=actions,
         rewards=column(_rewards(turns, actions_of)),
-        score=torch.tensor([episode.score for episode in owners]),
-        episode=torch.tensor([episode.index for episode in owners]),
-        group=torch.tensor([episode.group for episode in owners]),
-        version=torch.tensor([episode.version for episode in owners]),
-        terminated=torch.tensor([episode.terminated for episode in owners]),
         temperature=temperature,
         stop_ids=tuple(stop_ids),
         key=key,
@@ -253,7 +246,7 @@ def collate(
         row=torch.arange(len(rows)),
         span=None if spans is None else column(np.fromiter(chain.from_iterable(spans), np.int64)),
         logprobs_sampler=None if logprobs is None else column(logprobs),
-        baseline=torch.tensor([float(episode.baseline or 0.0) for episode in owners]) if greedy else None,
+        **_episode_columns(owners),
         **(_source_columns(sources, pad_id) if any(sources) else {}),
         **_kept_columns(turns, actions),
         **(_component_columns(owners, weights) if weights is not None else {}),
@@ -329,6 +322,20 @@ def numbered_turns(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
 
 def _longest(mask: Bool[Tensor, "N T"]) -> int:
     return int(mask.sum(1).max()) if len(mask) else 0
+
+
+def _episode_columns(owners: Sequence[Episode]) -> dict[str, Any]:
+    """What is the same for a whole row [N]; `baseline` only if all episodes have one."""
+    columns = {
+        "score": torch.tensor([episode.score for episode in owners]),
+        "episode": torch.tensor([episode.index for episode in owners]),
+        "group": torch.tensor([episode.group for episode in owners]),
+        "version": torch.tensor([episode.version for episode in owners]),
+        "terminated": torch.tensor([episode.terminated for episode in owners]),
+    }
+    if all(episode.baseline is not None for episode in owners):
+        columns["baseline"] = torch.tensor([float(episode.baseline or 0.0) for episode in owners])
+    return columns
 
 
 def _source_columns(sources: list[list[int]], pad_id: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Gap:
 
 
 class Computed(Protocol):
-    """What a bound depends on (models/policy.py)."""
+    """What a bound depends on (models/language_model.py)."""
 
     model: nn.Module
     compute: torch.dtype

@@ -21,7 +21,8 @@ from lmgym.models.attention_probe import attention_rules, is_own_mistake, one_li
 from lmgym.models.bound import bound_of, gap_of
 from lmgym.models.distributions import own_logprobs, without
 from lmgym.models.families import supports_fast_path, trunk_of
-from lmgym.models.policy import Policy, Route
+from lmgym.models.language_model import Route
+from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Turn
 
 PROMPTS, ANSWERS = (9, 4), 2  # tokens of the trial's prompts, and answers to each

@@ -23,6 +23,7 @@ from lmgym.models.gguf import folder_of
 from lmgym.models.hooks import layers_of
 from lmgym.models.integrity import check_complete, check_finite, check_vocabulary
 from lmgym.models.kernels import adapted_linear
+from lmgym.models.language_model import Route
 from lmgym.models.model_info import (
     auto_class,
     builtin_of,
@@ -36,7 +37,7 @@ from lmgym.models.model_info import (
 from lmgym.models.native_trial import native_where
 from lmgym.models.parity import modules as parity
 from lmgym.models.picture_features import Vision
-from lmgym.models.policy import VALUE_HEAD, Policy, Route
+from lmgym.models.policy import VALUE_HEAD, Policy
 from lmgym.models.policy_section import PolicySection
 from lmgym.models.rounding import RoundedWeights
 from lmgym.models.served_exactly import check_served

@@ -16,7 +16,7 @@ from lmgym.models.skeleton import Skeleton
 
 
 class PassingModel(scoring.ScoringModel, Protocol):
-    """What is asked of a policy here (models/policy.py describes each member)."""
+    """What is asked of a policy here (models/language_model.py describes each member)."""
 
     tokens_per_forward: int
     enough_tokens: int | None

@@ -23,7 +23,7 @@ from lmgym.models.prefix_trees import OrderedRows, PrefixTree
 
 
 class ScoringModel(Protocol):
-    """What scoring needs of a policy (models/policy.py describes each member)."""
+    """What scoring needs of a policy (models/language_model.py describes each member)."""
 
     model: Any
     device: torch.device

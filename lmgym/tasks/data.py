@@ -86,18 +86,25 @@ def data(
     """
     check_split("data", split)
     check_shares(validation, test)
-    if (path is None) == (hub_id is None):
-        raise LmgymError("key 'task.path' is missing; 'task' needs it, or task.hub_id, and not both")
-    for name in splits or {}:
-        if name not in SPLITS:
-            raise LmgymError(f"task.splits names '{name}'; {suggest(name, SPLITS)}")
-    if streaming and id is not None:
-        raise LmgymError("task.id cannot be checked for ids that come twice with task.streaming; remove one of them")
+    _check_keys(path, hub_id, splits or {}, id, streaming)
     source = Source("data", path, hub_id or "", config, revision, data_files, splits or {}, named=False)
     own = {"test": test_path, "validation": validation_path}
     reader = Reader.of(prompt, references, id, columns or {}, tools, RowPictures.of(images, image_folder))
     shares = {"test": test, "validation": validation}
     return _Data(source, own, reader, shares, False if id is not None else streaming).examples(split)
+
+
+def _check_keys(
+    path: Any, hub_id: str | None, splits: Mapping[str, str], id: str | None, streaming: bool | None
+) -> None:
+    """Raise LmgymError for keys that are missing, unknown, or do not go together."""
+    if (path is None) == (hub_id is None):
+        raise LmgymError("key 'task.path' is missing; 'task' needs it, or task.hub_id, and not both")
+    for name in splits:
+        if name not in SPLITS:
+            raise LmgymError(f"task.splits names '{name}'; {suggest(name, SPLITS)}")
+    if streaming and id is not None:
+        raise LmgymError("task.id cannot be checked for ids that come twice with task.streaming; remove one of them")
 
 
 _fractions_of: dict[tuple[tuple[str, ...], str], np.ndarray] = {}  # of the newest files, by what it depends on

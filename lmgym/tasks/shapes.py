@@ -87,12 +87,7 @@ def shapes(
     """
     check_split("shapes", split)
     check_sizes(size=size, validation_size=validation_size, test_size=test_size)
-    if not ask:
-        raise LmgymError("task.ask is empty; name some of count, colour and position")
-    if most > (pixels // 12) ** 2:
-        raise LmgymError(f"task.most is {most}, and {pixels} pixels have no room for so many shapes; raise task.pixels")
-    if "position" in ask and (most < 2 or kinds * colours < 2):
-        raise LmgymError("task.ask: position needs two shapes that differ; raise task.most, task.kinds or task.colours")
+    _check_pictures(ask, most, kinds * colours, pixels)
     wanted = {"train": size, "validation": validation_size, "test": test_size}[split]
     examples, fruitless, number = dict[str, Example](), 0, 0
     while len(examples) < wanted:
@@ -119,6 +114,16 @@ def shapes(
             meta={"answer": answer, "question": question, "shapes": len(drawn)},
         )
     return list(examples.values())
+
+
+def _check_pictures(ask: Sequence[Question], most: int, different: int, pixels: int) -> None:
+    """Raise LmgymError for arguments that allow no picture with a question; `different` are the different shapes."""
+    if not ask:
+        raise LmgymError("task.ask is empty; name some of count, colour and position")
+    if most > (pixels // 12) ** 2:
+        raise LmgymError(f"task.most is {most}, and {pixels} pixels have no room for so many shapes; raise task.pixels")
+    if "position" in ask and (most < 2 or different < 2):
+        raise LmgymError("task.ask: position needs two shapes that differ; raise task.most, task.kinds or task.colours")
 
 
 def picture_of(drawn: Sequence[Shape], pixels: int) -> np.ndarray:
