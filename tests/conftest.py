@@ -69,6 +69,13 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plot at the end of a run takes twice as long as a tiny run; tests marked `picture` draw it."""
+    if "torch" in sys.modules and not request.node.get_closest_marker("picture"):
+        monkeypatch.setattr("lmgym.training.evaluation_points.training_plot", lambda metrics, plot: plot)
+
+
 # One of each for all files of a pytest worker: they import for seconds, or train.
 
 

@@ -160,12 +160,6 @@ class Shell:
         return int(self.driver.stdout.readline())
 
 
-@pytest.fixture
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plot takes twice as long as a tiny run, and test_logs.py draws it."""
-    monkeypatch.setattr("lmgym.training.evaluation_points.training_plot", lambda metrics, plot: plot)
-
-
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one sentence that a command that cannot go on leaves on standard error, without its "lmgym: "."""
     assert main([str(argument) for argument in arguments]) == 1

@@ -3,6 +3,7 @@ windowed and whose logits are the LM head's."""
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from lmgym.core.errors import LmgymError
@@ -25,6 +26,8 @@ def _reason(policy: Policy) -> str:
         return f"it is on {policy.device.type}, and exact products are known on a CPU alone; write device: cpu"
     if not onednn_linear.can_pack():
         return "this torch has no products through oneDNN; remove parity"
+    if policy.compute == torch.bfloat16 and not onednn_linear.available():
+        return "this processor has no products in bf16 through oneDNN; write compute: float32"
     if policy.encoder_decoder or not policy.fast:
         return "it is not on the fast path for causal models; remove parity"
     if policy.vision is not None:

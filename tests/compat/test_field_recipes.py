@@ -22,7 +22,6 @@ from lmgym.types import Episode, Turn
 from tests import runs
 from tests.compat import field_rewards as originals
 from tests.property.test_rendering import chat, ids_of
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 FIELD = runs.ROOT / "examples" / "field"
 RECIPES = sorted(FIELD.glob("*.yaml"))
@@ -100,7 +99,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-@pytest.mark.usefixtures("no_picture")
 def test_a_recipe_trains_two_steps(path: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe unchanged, but on a tiny model, with short answers and few prompts."""
     monkeypatch.chdir(data)

@@ -38,7 +38,6 @@ from lmgym.tasks.stream import Stream
 from lmgym.training.setup import training_examples
 from lmgym.types import Episode, Example, Turn
 from tests import models, runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 BYTES = models.tokenizer()
 LOG = list[Any]()  # what the rewards below were called with
@@ -562,7 +561,6 @@ class OwnModel(GPT2LMHeadModel):
     config_class = OwnConfig
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_model_of_ones_own_architecture_trains(tmp_path: Path) -> None:
     PolicyRegistry.add("own", OwnModel)
     assert PolicyRegistry.section("own") == {}
@@ -635,7 +633,6 @@ MetricRegistry.add("vowels", Share)
 """
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_recipe_trains_on_classes_of_rl4lms_alone(tmp_path: Path) -> None:
     """Pool, step reward and metric under one id each, from a file that `plugins:` names; PPO, two steps."""
     plugin = tmp_path / "vowels_plugin.py"

@@ -37,7 +37,7 @@ from lmgym.config.build import build_config, load_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from tests.compat.rl4lms_configurations import ALGORITHMS, TASKS, Tree, on_policy, supervised
-from tests.runs import complaint, no_picture, records  # noqa: F401 (a fixture)
+from tests.runs import complaint, records
 
 ALL = [on_policy(task, "ppo", "builtin:tiny_t5") for task in TASKS]
 ALL += [on_policy("dummy", algorithm) for algorithm in ALGORITHMS]
@@ -466,7 +466,7 @@ def test_names_that_the_user_has_added_go_through_as_they_are() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture", "registered")
+@pytest.mark.usefixtures("registered")
 def test_a_file_with_a_class_of_ones_own_trains(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from lmgym.compat.rl4lms.registries import RewardFunctionRegistry\n"
@@ -542,7 +542,6 @@ def test_convert_names_the_file_of_a_mistake(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     ("algorithm", "model"),
     [
@@ -584,7 +583,6 @@ def test_its_own_command_trains_resumes_and_writes_predictions(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_train_takes_the_file_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -600,7 +598,6 @@ def test_train_takes_the_file_as_it_is(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_train_runs_a_sweep_one_after_another(tmp_path: Path) -> None:
     tree = at(on_policy(), ("alg", "args", "learning_rate"), {"expand": True, "values": [0.001, 0.002]})
     tree["train_evaluation"] |= {"metrics": [], "n_iters": 1}
@@ -612,7 +609,6 @@ def test_train_runs_a_sweep_one_after_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_references_of_a_supervised_run_stand_in_its_predictions(tmp_path: Path) -> None:
     for split in ("train", "validation", "test"):
         rows = [{"article": f"{split} {n} is long.", "highlights": f"{n} is.", "id": n} for n in range(4)]

@@ -34,7 +34,6 @@ from lmgym.types import Episode, Example
 from tests import models, runs
 from tests.parity.test_resume import Interrupting
 from tests.property.test_rendering import CHATML, Script, chat, chat_tokenizer, ids_of
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 from tests.torture import sessions
 
 pytestmark = pytest.mark.processes
@@ -432,7 +431,6 @@ def test_a_request_that_the_template_refuses_costs_its_own_episode() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_repeats_itself_and_a_resumed_one_is_the_same(tmp_path: Path) -> None:
     one, other = (runs.run(tmp_path / name, **TRAINING) for name in ("one", "other"))
     runs.assert_equal_runs(one, other)

@@ -19,7 +19,7 @@ from lmgym.stats.intervals import mean_interval, pass_at_k_each
 from lmgym.tasks.base import examples_from_prompts, load_task
 from lmgym.training.setup import actor_of, held_out_examples, training_examples
 from tests import runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+from tests.runs import complaint
 
 PROBLEM = "Ben has 4 cups and finds 3 more. How many?"
 CUPS = ["--prompt", PROBLEM]
@@ -207,7 +207,6 @@ def test_names_of_models(done: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "there is no run, model folder or recipe" in complaint(capsys, "eval", done / "chekpoints" / "x")
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_adapters(tmp_path: Path, capsys: Capture) -> None:
     """Adapters outside of a run belong to the recipe's model; those of another model are refused."""
     pytest.importorskip("peft")

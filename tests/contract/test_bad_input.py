@@ -25,12 +25,10 @@ from lmgym.models.load import load_policy
 from lmgym.models.policy_section import PolicySection
 from lmgym.types import Example
 from tests import runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+from tests.runs import complaint
 
 HERE = "tests.contract.test_bad_input"
 STAGES = [{"name": "warm", "algorithm": "supervised"}, {"name": "rl"}]
-
-pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 # ---------------------------------------------------------------- the recipe

@@ -17,9 +17,7 @@ from lmgym.logs.console import Console
 from lmgym.training.loop import train
 from lmgym.types import Example
 from tests import runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("no_picture")
+from tests.runs import complaint
 
 AT = 17  # where a cause is planted
 LONG: dict[str, Any] = {

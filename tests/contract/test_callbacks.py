@@ -10,9 +10,8 @@ from lmgym.core.errors import LmgymError
 from lmgym.training.callbacks import Callback, EvaluationEnd, StepEnd
 from tests import runs
 from tests.parity.test_resume import Interrupting
-from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import assert_equal_runs
 
-pytestmark = pytest.mark.usefixtures("no_picture")
 HERE = __name__
 HEARD: list[Any] = []
 

@@ -16,7 +16,6 @@ from lmgym.types import Episode, Example
 from tests import runs
 from tests.contract.test_group_rewards import answers
 from tests.parity.test_resume import Interrupting
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 HERE = "tests.contract.group_rewards:beats_champion"
 RECIPE: dict[str, Any] = {"rewards": {"best": {"reward": HERE, "normalise": True}, "regex": {"pattern": "[0-9]"}}}
@@ -76,7 +75,6 @@ def test_what_was_not_judged_takes_no_seat_and_seats_are_bounded(monkeypatch: py
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_resumed_run_has_the_same_champions(tmp_path: Path) -> None:
     """Every second step asks the same prompts as the one before; the third step's checkpoint holds other champions than
     the last one's, so a run that lost them, or kept the newest, would earn other rewards."""

@@ -28,11 +28,9 @@ from lmgym.core.errors import LmgymError, plain_warnings, warn
 from lmgym.core.validation import field_hints, metadata_of
 from lmgym.types import Example
 from tests import rounding, runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+from tests.runs import complaint
 
 HERE = "tests.contract.test_cli"
-
-pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 def command(*arguments: object) -> int:

@@ -15,9 +15,7 @@ from lmgym.experiments.compare import Comparison, compare_models
 from lmgym.experiments.seed_groups import seed_group
 from lmgym.stats.paired import compare_paired, compare_seeds
 from tests import runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("no_picture")
+from tests.runs import complaint
 
 
 @pytest.fixture(scope="module")

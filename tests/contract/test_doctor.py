@@ -37,9 +37,8 @@ from lmgym.types import Example
 from tests import failing_runs, runs
 from tests.contract.test_guides import recipe_keys, rows
 from tests.failing_runs import FAILING
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+from tests.runs import complaint
 
-pytestmark = pytest.mark.usefixtures("no_picture")
 SLOW_STEP = Path(__file__).parents[1] / "golden" / "slow_step.json"
 NOT_OF_A_RULE = "ended_early"  # is about the folder, not about the numbers
 

@@ -8,11 +8,9 @@ from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
 from tests import runs
 from tests.parity.test_resume import RL, WARM
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_stage_that_samples_nothing_sends_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three supervised steps, four of GRPO; each stage is evaluated when it begins and when it ends."""
     loaded: list[int] = []

@@ -10,7 +10,6 @@ import pytest
 from lmgym.core.errors import LmgymError
 from lmgym.types import Episode
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 
 def evaluations(folder: Path, **changes: Any) -> list[dict[str, Any]]:
@@ -19,7 +18,6 @@ def evaluations(folder: Path, **changes: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_the_likelihood_of_the_references_is_reported_in_any_stage_that_asks_for_it(tmp_path: Path) -> None:
     imitating = evaluations(tmp_path / "supervised", algorithm={"name": "supervised"})
     plain = evaluations(tmp_path / "plain")
@@ -56,7 +54,6 @@ def hand(folder: Path, version: int, split: str, episodes: list[Episode]) -> Non
     handed.append((folder, version, split, len(episodes)))
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_all_answers_of_an_evaluation_are_kept_or_handed_to_a_function_where_a_recipe_asks_for_it(
     tmp_path: Path,
 ) -> None:

@@ -17,9 +17,8 @@ from lmgym.models.load import load_policy
 from lmgym.models.lora import merged
 from lmgym.models.policy_section import PolicySection
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_picture")]
+pytestmark = [pytest.mark.slow]
 
 MODELS: dict[str, dict[str, Any]] = {
     "builtin:tiny": runs.ARCHITECTURE,

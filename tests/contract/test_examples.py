@@ -22,7 +22,6 @@ from lmgym.core.parts import Part, part_name
 from lmgym.logs.console import Console
 from lmgym.training.loop import train, train_stage
 from tests import rounding, runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 PAGES = [
     runs.ROOT / "README.md",
@@ -67,7 +66,6 @@ def test_the_docs_show_an_algorithm_a_reward_a_task_and_the_loop() -> None:
         assert len(SNIPPETS[name].text.splitlines()) < 20
 
 
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_snippet_trains_two_steps_as_a_plugin(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = write(tmp_path, name)
@@ -80,7 +78,6 @@ def test_a_snippet_trains_two_steps_as_a_plugin(name: str, tmp_path: Path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_the_replay_snippet_resumes_with_its_buffer(tmp_path: Path) -> None:
     """The longest state that a snippet has: episodes, to JSON and back."""
     plugin = write(tmp_path, "paper_replay.py")
@@ -116,7 +113,6 @@ def test_the_short_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, with a tiny recipe under the name that the README uses."""
     lines = re.findall(r"^    lmgym ([^#\n]*)", PAGES[0].read_text(encoding="utf-8"), re.M)
@@ -130,7 +126,6 @@ def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(list((tmp_path / "runs" / "my_recipe" / "evaluations").iterdir())) == 1
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_the_loop_of_the_docs_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,7 +190,6 @@ def test_the_minimal_example_and_lmgym_agree_on_the_loss() -> None:
     assert 0.1 < clipped < 0.9
 
 
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("baseline", ["none", "ema", "scst"])  # test_recipes.py trains it with its own
 def test_the_nanorl_recipe_trains_with_each_baseline(baseline: str, tmp_path: Path) -> None:
     architecture = runs.ARCHITECTURE | {"max_position_embeddings": 512}
@@ -232,7 +226,6 @@ def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
     assert not gone
 
 
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.slow
 def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
     algorithms = [

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 from tests.torture import folders, fuzz, trials
 
 NUMBERS = {"recipe": range(146, 206), "data": range(414, 600), "folder": range(25)}  # a few seconds each
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("kind", fuzz.KINDS)
 def test_a_mutant_is_accepted_or_told_in_a_sentence(kind: str, tmp_path: Path) -> None:
     bases = folders.make_bases(tmp_path / "bases") if kind == "folder" else {}

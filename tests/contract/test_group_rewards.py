@@ -12,9 +12,7 @@ from lmgym.rewards.check import check_reward
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
-pytestmark = pytest.mark.usefixtures("no_picture")
 HERE = "tests.contract.group_rewards"
 
 

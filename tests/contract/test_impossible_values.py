@@ -27,7 +27,6 @@ from lmgym.training.planning.preflight import check_new_tokens
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.prepare import prepare
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 
 def section(**changes: Any) -> PolicySection:
@@ -82,7 +81,6 @@ def test_a_metric_may_be_huge_and_a_reward_large() -> None:
     assert math.isfinite(compare_paired([[1e308], [1.0]], [[1.0], [1e308]]).difference.mean)
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_with_such_a_reward_ends_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = runs.write(tmp_path / "recipe.yaml", rewards={"length": {"weight": 1e30}}, steps=1)
     assert main(["train", str(recipe), f"out={tmp_path / 'run'}"]) == 1
@@ -178,7 +176,6 @@ def test_a_limit_beyond_the_context_costs_nothing() -> None:
     assert few[0].ids == many[0].ids and few[1].ids == many[1].ids[: len(few[1].ids)]
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_such_a_recipe_is_refused_before_its_folder_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = runs.write(tmp_path / "recipe.yaml", sampling={"max_new_tokens": 1_000_000_000})
     assert main(["train", str(recipe), f"out={tmp_path / 'run'}"]) == 1

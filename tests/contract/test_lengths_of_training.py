@@ -18,9 +18,6 @@ from lmgym.tasks.base import load_task
 from lmgym.training.setup import load_data
 from lmgym.updates.optimizer import OptimizerSection
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 @pytest.mark.parametrize(

@@ -508,7 +508,7 @@ def test_a_reward_may_be_for_some_tasks() -> None:
         build_rewards({"words": {"tasks": "topics"}})
 
 
-def test_a_recipe_trains_on_a_mixture(tmp_path: Path, no_picture: None) -> None:
+def test_a_recipe_trains_on_a_mixture(tmp_path: Path) -> None:
     task = {"name": "mixture", "tasks": [{**SUMS, "weight": 3}, {"name": "topics", "opening": True}]}
     rewards = {"length": {"unit": "characters", "target": 6}, "regex": {"pattern": "[0-9]", "tasks": ["arithmetic"]}}
     folder = runs.run(tmp_path / "run", task=task, rewards=rewards, steps=3)
@@ -521,9 +521,6 @@ def test_a_recipe_trains_on_a_mixture(tmp_path: Path, no_picture: None) -> None:
     assert again.stages[0].task == task
     with pytest.raises(LmgymError, match=r"unknown key 'task.taskz'; did you mean 'tasks'"):
         build_config(runs.tiny(task={"name": "mixture", "taskz": []}))
-
-
-no_picture = runs.no_picture  # the fixture
 
 
 def test_shares_over_many_steps_follow_the_weights() -> None:

@@ -25,7 +25,6 @@ from lmgym.training.checkpoints import manifest
 from lmgym.training.model_card import export
 from lmgym.types import Example
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 SERVER = [sys.executable, "-S", str(Path(__file__).parent / "mcp_server.py")]
 QUESTION = Example("sum/0", "What is 12 + 34?")
@@ -190,7 +189,6 @@ def test_two_tools_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_no_key_is_written_or_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what a variable holds, also where a shell makes an argument of it; a run of an older version goes on."""
     monkeypatch.setenv("SEARCH_API_KEY", "the-value-of-it")

@@ -14,9 +14,7 @@ from lmgym.cli.main import main
 from lmgym.logs.plots.training import training_plot
 from lmgym.logs.records import read_records
 from tests import runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("no_picture")
+from tests.runs import complaint
 
 OLD_METRICS = {
     "sampler_logprob_gap": "mismatch/mean",

@@ -12,7 +12,7 @@ from lmgym.config.packaged import described, find_recipe, packaged_recipes
 from lmgym.core.availability import NEEDS
 from lmgym.core.builtins import BUILTIN, DATA
 from tests import runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+from tests.runs import complaint
 
 FEW = [
     "task={name: arithmetic, size: 16, validation_size: 8, test_size: 8}",
@@ -28,7 +28,6 @@ SMALL = [
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_name_trains_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

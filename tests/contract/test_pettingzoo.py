@@ -10,7 +10,6 @@ from lmgym.envs.check import check_env
 from lmgym.envs.pettingzoo import PettingZoo
 from lmgym.types import Example
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 pytest.importorskip("pettingzoo.classic.tictactoe_v3")
 GAME = Example("game/0", "a game")
@@ -91,7 +90,6 @@ def test_what_is_refused(changes: dict[str, Any], said: str) -> None:
         game(**changes).reset(GAME, seed=0)
 
 
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("opponent", ["self", "frozen", "random"])
 def test_a_run(opponent: str, tmp_path: Path) -> None:
     env = {"name": "pettingzoo", "id": "classic.tictactoe_v3", "opponent": opponent, "workers": 0}

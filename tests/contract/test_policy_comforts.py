@@ -42,9 +42,7 @@ from lmgym.training.planning.memory_table import Estimate, Part
 from lmgym.training.setup import start
 from lmgym.types import Episode, Example, Turn
 from tests import models, rounding, runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("no_picture")
+from tests.runs import complaint
 
 needs_bitsandbytes = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes (lmgym[quantised])"

@@ -20,7 +20,6 @@ from lmgym.rewards.running.pooled import packed, unlimited_reason, unpacked
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.contract import odd_rewards
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.processes
 
@@ -154,7 +153,6 @@ def test_what_must_stay_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_says_at_its_start_whose_limit_cannot_be_enforced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,7 +169,6 @@ def test_a_run_says_at_its_start_whose_limit_cannot_be_enforced(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_is_the_same_in_a_worker_and_here(tmp_path: Path) -> None:
     rewards: dict[str, Any] = {"regex": {"pattern": "[0-9]"}, "chrf": {}, f"{HERE}:checksum": {"weight": 1e-9}}
     here = {name: {"pool": False, **section} for name, section in rewards.items()}

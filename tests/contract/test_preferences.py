@@ -13,7 +13,6 @@ from lmgym.core.errors import LmgymError
 from lmgym.tasks.base import MissingSplit, check_task, load_task
 from lmgym.types import Episode, Example, RatedAnswer
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 
 def user(text: str) -> dict[str, str]:
@@ -170,7 +169,7 @@ def test_the_answers_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_can_learn_from_the_answers_of_another(tmp_path: Path, no_picture: None) -> None:  # noqa: F811
+def test_a_run_can_learn_from_the_answers_of_another(tmp_path: Path) -> None:
     sampling = {"max_new_tokens": 12, "stop": [*"aeiou0123"]}
     run = runs.run(tmp_path / "first", logs={"rollouts": "all", "samples": 2}, sampling=sampling)
     task = {"name": "preferences", "path": str(run), "test": 0.3}
@@ -192,7 +191,7 @@ def pairs(folder: Path, count: int = 40, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_check_train_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str], no_picture: None) -> None:  # noqa: F811
+def test_check_train_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A recipe without a reward; a supervised stage imitates the chosen answers of the same file."""
     changes = {
         "task": pairs(tmp_path),

@@ -23,7 +23,6 @@ from lmgym.training.setup import actor_of, load_weights, newest_model
 from lmgym.types import Example, LabelledStep
 from tests import learned_models as tiny
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 RECIPE: dict[str, Any] = {"algorithm": "process_reward_model", "task": runs.STEPS, "rewards": None}
 LLAMA = {"model": "builtin:tiny", "architecture": runs.ARCHITECTURE}
@@ -54,7 +53,6 @@ def test_the_reward_is_what_was_trained(
     policy: dict[str, Any],
     separator: str,
     tmp_path: Path,
-    no_picture: None,  # noqa: F811
 ) -> None:
     """The value head in the run, transformers' classifier of final/, and the reward of the run folder agree. fp32, sums
     over at most 64 numbers a layer and a few layers: 1e-5 of logits of order 1."""

@@ -15,9 +15,6 @@ from lmgym.core.errors import LmgymError
 from lmgym.types import Example
 from tests import runs
 from tests.contract.test_two_starts import SHORT, Sayings
-from tests.runs import no_picture  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import yaml
 from lmgym.cli.main import main
 from lmgym.config.build import load_config
 from tests import learned_models, runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 ELSEWHERE = {"cnn_daily_mail_ppo", "daily_dialog_ppo", "totto_ppo", "translation_ppo"}  # test_text_recipes.py
 RECIPES = sorted(path for path in (runs.ROOT / "lmgym" / "recipes").glob("*.yaml") if path.stem not in ELSEWHERE)
@@ -113,7 +112,6 @@ def overrides(recipe: Path, folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_trains_two_steps_a_stage(recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"

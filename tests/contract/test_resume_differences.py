@@ -25,9 +25,8 @@ from lmgym.training.resuming.fingerprint import checksum, data_digest
 from lmgym.training.resuming.verdicts import verdict_of
 from lmgym.types import Example, LabelledStep, RatedAnswer
 from tests import models, runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+from tests.runs import complaint
 
-pytestmark = pytest.mark.usefixtures("no_picture")
 SHORT: dict[str, Any] = {"steps": 2, "evaluation": {"every": 0, "examples": 4}, "checkpoint": {"every": 1}}
 
 

@@ -19,9 +19,8 @@ from lmgym.training.loop import evaluate_before, finish, stages_left
 from lmgym.training.resuming import contents
 from lmgym.training.setup import start
 from tests import models, runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+from tests.runs import complaint
 
-pytestmark = pytest.mark.usefixtures("no_picture")
 SHORT: dict[str, Any] = {"steps": 2, "evaluation": {"every": 1, "examples": 4}, "checkpoint": {"every": 1}}
 ROOMY = runs.TINY["policy"] | {"architecture": {**runs.ARCHITECTURE, "max_position_embeddings": 512}}
 

@@ -20,7 +20,6 @@ from lmgym.training.machine import choose_machine
 from lmgym.training.setup import actor_of, load_weights, newest_model
 from lmgym.types import Example
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 RECIPE: dict[str, Any] = {"algorithm": "reward_model", "task": runs.JUDGED, "rewards": None}
 LLAMA = "builtin:tiny"
@@ -47,7 +46,7 @@ def scores_of_policy(run: Path, examples: list[Example]) -> tuple[list[str], lis
     ],
     ids=["llama", "gpt2", "separate", "lora"],
 )
-def test_the_reward_is_what_was_trained(policy: dict[str, Any], tmp_path: Path, no_picture: None) -> None:  # noqa: F811
+def test_the_reward_is_what_was_trained(policy: dict[str, Any], tmp_path: Path) -> None:
     """The value head in the run, transformers' classifier of final/, and the reward `reward_model` of the run folder
     agree. fp32, sums over at most 64 numbers a layer and a few layers: 1e-5 of scores of order 1."""
     run = runs.run(tmp_path / "run", **RECIPE, policy={**policy, "device": "cpu"}, steps=8)
@@ -72,7 +71,6 @@ def test_the_reward_is_what_was_trained(policy: dict[str, Any], tmp_path: Path, 
 def test_what_a_run_of_a_reward_model_leaves(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    no_picture: None,  # noqa: F811
 ) -> None:
     """Evaluations of held-out pairs and no sampled answers; where it comes from in its configuration; best/ too."""
     changes = {"evaluation": {"every": 3, "examples": 16, "keep_best": "preference/accuracy"}}

@@ -17,7 +17,6 @@ from lmgym.rollouts.rollout import apply_rewards, groups_of
 from lmgym.training.reward_watch import told
 from lmgym.types import Episode, Example, Turn
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 GROUPS = tuple(f"{n} x y" for n in range(9))  # the answers of nine groups: a number and two letters
 
@@ -100,7 +99,6 @@ def test_the_doctor_needs_48_answers_that_agree() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_that_is_watched_is_the_run_that_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bit for bit, but for the numbers of the watch itself; and it goes on from a checkpoint as any run."""
     alone = runs.run(tmp_path / "alone", steps=4)

@@ -26,7 +26,6 @@ from lmgym.rollouts.serving import Serving
 from lmgym.text.chat import decode
 from lmgym.types import BarePrompt
 from tests import models, runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
@@ -87,7 +86,6 @@ def test_an_answer_is_what_the_engine_samples() -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.usefixtures("no_picture")
 def test_a_trained_run_is_served_until_ctrl_c(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = runs.run(tmp_path / "run", steps=1)
     assert main(["serve", str(run), "--ignored", "messages"]) == 1

@@ -15,9 +15,6 @@ from lmgym.tasks.streamed import FIRST, StreamedExamples
 from lmgym.training.resuming.fingerprint import data_digest
 from tests import runs
 from tests.parity.test_resume import Interrupting, assert_equal_runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 def written(path: Path, count: int, text: str = "") -> Path:

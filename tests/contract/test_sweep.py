@@ -31,7 +31,7 @@ from lmgym.logs.writer import Writer
 from lmgym.stats.intervals import student_t
 from tests import runs
 from tests.parity.test_resume import Interrupting
-from tests.runs import Shell, assert_equal_runs, complaint, no_picture  # noqa: F401 (a fixture)
+from tests.runs import Shell, assert_equal_runs, complaint
 
 pytestmark = pytest.mark.processes
 
@@ -40,7 +40,7 @@ ONCE = {"expand": True, "values": [7]}
 
 
 @pytest.fixture(autouse=True)
-def no_curves(no_picture: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take longer than tiny runs; the last tests of this file draw one."""
     monkeypatch.setattr("lmgym.experiments.results.curves_plot", lambda curves, plot, metric: plot)
 

@@ -10,7 +10,6 @@ from lmgym.envs.check import check_env
 from lmgym.envs.text_game import TextGame
 from lmgym.types import Example
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 GAMES = "tests.contract.text_games"
 WORDS = {"Left": 1, "Right": 2}
@@ -94,7 +93,6 @@ def test_a_step_of_another_form() -> None:
         env.step("<answer>right</answer>", "eos")
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_run(tmp_path: Path) -> None:
     env = {"name": "text_game", "environment": f"{GAMES}:Lane", "max_turns": 2, "actions": WORDS}
     runs.run(tmp_path / "run", env=env, rewards=None, task="episodes", steps=1)

@@ -18,7 +18,6 @@ from lmgym.core.availability import availability_of
 from tests import learned_models, runs
 from tests.contract.test_rl4lms_tasks import task_arguments
 from tests.models import SHARED, needs_shared
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 RECIPES = {
     "cnn_daily_mail_ppo": "cnn_daily_mail",
@@ -29,7 +28,7 @@ RECIPES = {
 INTENTS = {0: "inform", 1: "question", 2: "directive", 3: "commissive"}
 MOST = 64  # tokens (bytes) of a prompt, fewer than most of these have
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_picture")]
+pytestmark = [pytest.mark.slow]
 
 
 def news(folder: Path) -> dict[str, Any]:

@@ -14,9 +14,6 @@ from lmgym.viewer.addresses import tree_at
 from lmgym.viewer.runs import open_runs
 from lmgym.viewer.search import search_step
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("no_picture")
 
 SECONDS = st.floats(0, 1e4)
 PLACE = {"kind": "train", "stage": 0, "step": 0}

@@ -37,9 +37,6 @@ from tests import runs
 from tests.contract.test_every_algorithm import policy_section
 from tests.parity.test_resume import ALGORITHMS
 from tests.ranks import NEAR, Group
-from tests.runs import no_picture  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("no_picture")
 
 SHORT: dict[str, Any] = {
     "steps": 2,

@@ -23,7 +23,6 @@ from lmgym.logs.records import read_records
 from lmgym.logs.sinks import Row, Sink, answer_rows, by_stage, code_block
 from lmgym.logs.writer import Writer
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 STAGES = [{"name": "warm", "algorithm": "supervised", "steps": 1}, {"name": "rl", "steps": 4}]
 SHORT: dict[str, Any] = {"stages": STAGES, "steps": None, "algorithm": {"name": "grpo", "group_size": 2}}
@@ -126,7 +125,6 @@ def test_answers_are_rows_and_messages_become_text() -> None:
     assert by_stage({"stages": [{"name": "rl", "steps": 2}]}) == {"stages": {"rl": {"steps": 2}}}
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_what_a_resumed_run_repeats_is_sent_once(tmp_path: Path, books: list[Notebook]) -> None:
     """The run is resumed from its checkpoint after 2 of 4 steps of the last stage, and goes on to 5."""
     folder = runs.run(tmp_path / "run", logs={"samples": 2, "sinks": ["notebook"]}, **SHORT)
@@ -168,6 +166,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.picture
 def test_tensorboard_reads_the_whole_run_without_doubles(tracked: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -216,6 +215,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.picture
 @pytest.mark.processes
 def test_an_offline_run_of_wandb_has_recipe_answers_and_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

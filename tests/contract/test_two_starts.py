@@ -17,9 +17,7 @@ from lmgym.models.policy_section import PolicySection
 from lmgym.tasks.base import load_task
 from lmgym.types import Example
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
-pytestmark = pytest.mark.usefixtures("no_picture")
 SHORT: dict[str, Any] = {"steps": 1, "evaluation": {"every": 0, "examples": 2}, "prompts_per_step": 1}
 MEANWHILE: list[dict[str, Any]] = []  # runs that others make while the data of `overtaken` is loaded
 

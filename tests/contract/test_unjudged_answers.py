@@ -27,9 +27,7 @@ from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.parity.test_resume import Interrupting
 from tests.ranks import Group
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
-pytestmark = pytest.mark.usefixtures("no_picture")
 HERE = "tests.contract.unjudged_rewards"
 EXAMPLE = Example("a/0", "2+2=", ("4",))
 

@@ -18,7 +18,6 @@ from lmgym.envs.verifiers import Verifiers
 from lmgym.types import Example
 from tests import runs
 from tests.parity.test_resume import Interrupting
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 SUMS, GUESSES, TOOLS = "verifiers_sums", "verifiers_guesses", "verifiers_tools"
 GAME = Example("game/3", "a game")
@@ -190,7 +189,6 @@ def test_an_episode_that_hangs_is_ended_by_the_limit_of_its_process(library: Any
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_recipe_trains_and_resumes_bit_for_bit(library: Any, tmp_path: Path) -> None:
     """In worker processes, in this one, and stopped and resumed: the same files. Evaluations play other rows."""
     env = {"name": "verifiers", "taskset": GUESSES, "rows": [0, 8], "max_turns": 3, "workers": 1}

@@ -23,9 +23,8 @@ from lmgym.viewer.runs import open_runs
 from lmgym.viewer.single_file import write_file
 from tests import runs, vision_models
 from tests.parity.test_resume import Interrupting
-from tests.runs import JUDGED, no_picture  # noqa: F401 (a fixture)
+from tests.runs import JUDGED
 
-pytestmark = pytest.mark.usefixtures("no_picture")
 EYES: dict[str, Any] = {
     "policy": {
         "model": "builtin:tiny_idefics3",

@@ -24,9 +24,7 @@ from lmgym.training.loop import train
 from lmgym.updates.optimizer import Optimizer
 from tests import runs
 from tests.parity.test_resume import ALGORITHMS
-from tests.runs import GIVEN, complaint, no_picture  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("no_picture")
+from tests.runs import GIVEN, complaint
 
 KEPT = {
     "steps": 4,

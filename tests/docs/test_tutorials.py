@@ -12,7 +12,6 @@ import pytest
 from lmgym.cli.main import main
 from lmgym.core import registry
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 TUTORIALS = runs.ROOT / "docs" / "tutorials"
 FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
@@ -54,7 +53,6 @@ def shortened(words: list[str], tutorial: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
 def test_a_tutorial_runs_in_short(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -20,7 +20,6 @@ from lmgym.stats.intervals import Interval, SufficientStatistics
 from lmgym.stats.paired import compare_paired, compare_summed, sign_flip, untested
 from lmgym.types import Episode, Example, Turn
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 sacrebleu: Any = pytest.importorskip("sacrebleu.metrics")
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "in", "mat", "park", "by", "red"]
@@ -176,7 +175,6 @@ def test_differences_of_bleu() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_runs_and_comparisons_report_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = {"chrf": 0, "distinct_1": 0, "msttr": {"window": 4, "weight": 0}}
     evaluation = {"every": 3, "examples": 8, "metrics": metrics, "keep_best": "chrf/corpus"}

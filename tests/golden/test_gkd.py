@@ -28,7 +28,6 @@ from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs
 from tests.contract.test_every_algorithm import policy_section
 from tests.golden.record_gkd import RECORD, TOP_K, VOCABULARY, inputs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 TRL = json.loads(RECORD.read_text())
 NAMES = {0.0: "forward_kl", 1.0: "reverse_kl"}
@@ -255,7 +254,6 @@ def test_the_teacher_reads_the_hint_and_scores_the_same_actions() -> None:
     assert cut["loss/divergence"] == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-10)
 
 
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("name", ["gkd", "distill"])
 def test_a_policy_learns_from_itself_with_a_hint(name: str, tmp_path: Path) -> None:
     """The first loss is not zero, since teacher and student read different prompts; nothing is loaded beside."""
@@ -267,7 +265,6 @@ def test_a_policy_learns_from_itself_with_a_hint(name: str, tmp_path: Path) -> N
     assert first[key] != 0 and second[key] != first[key] and first["gradient_norm"] > 0
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_its_own_beginning_has_nothing_to_teach_at_first(tmp_path: Path) -> None:
     folder = runs.run(tmp_path / "run", algorithm={"name": "gkd", "teacher": "initial"}, rewards=None, steps=2)
     first = next(record for record in runs.records(folder / "metrics.jsonl") if record["kind"] == "train")

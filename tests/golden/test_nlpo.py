@@ -37,7 +37,6 @@ from lmgym.models.policy import Policy
 from lmgym.types import Episode, Example, Restriction, Turn
 from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 SEED_CASE = [0.05, 0.4, 0.3, 0.15, 0.07, 0.03]
 VOCABULARY = models.VOCABULARY
@@ -411,7 +410,6 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("compat", ["none", "rl4lms"])
 def test_nlpo_that_masks_nothing_is_ppo(compat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Under compat the fused head does not serve NLPO, and RL4LMs' entropy is another sum. Their orders of adding differ
@@ -436,7 +434,6 @@ def test_nlpo_that_masks_nothing_is_ppo(compat: str, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_refresh_changes_what_may_be_sampled(tmp_path: Path) -> None:
     """Steps 0 and 1 are the same with and without; from step 2 on the mask is the policy that step 1 made."""
     changes = {"steps": 5, "checkpoint": {"every": 1, "keep": 9}, "optimizer": {"learning_rate": 0.03, "warmup": 0}}
@@ -462,7 +459,6 @@ def test_a_refresh_changes_what_may_be_sampled(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_what_is_logged(tmp_path: Path) -> None:
     fields = {"mask_type": "learned_top_k", "top_mask": 20}
     ours = records(trained(tmp_path / "ours", nlpo(**fields), steps=2))

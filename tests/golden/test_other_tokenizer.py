@@ -27,7 +27,6 @@ from lmgym.text.token_pairs import token_pairs
 from lmgym.types import BarePrompt, Episode, Example, Turn
 from tests import models, runs
 from tests.parity.test_resume import Interrupting
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 from tests.toy_tokenizers import byte_level
 
 FORMS = [Divergence("forward_kl"), Divergence("reverse_kl"), Divergence("jsd", 0.3)]
@@ -298,7 +297,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_says_what_it_compares_and_resumes_bit_for_bit(folder: Path, tmp_path: Path) -> None:
     said = io.StringIO()
     section = {"algorithm": {"name": "gkd", "teacher": str(folder)}, "steps": 4, "checkpoint": {"every": 2}}

@@ -31,7 +31,6 @@ from lmgym.training.loop import mark_selected
 from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.family import grpo
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 
 def group_of(scores: Sequence[float], group: int = 0, version: int = 0) -> list[Episode]:
@@ -344,7 +343,6 @@ def test_an_example_comes_back_from_json() -> None:
         Example("a/3", "?", meta={"no": {1}}).to_json()
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_replays_and_logs_the_fresh_answers(tmp_path: Path) -> None:
     algorithm = {"name": "replay", "group_size": 4, "replayed": 3, "max_age": 2}
     folder = runs.run(tmp_path / "run", algorithm=algorithm, steps=4, logs={"rollouts": "all"})
@@ -384,7 +382,6 @@ def test_refusals(make: Callable[[], Algorithm], message: str) -> None:
         make()
 
 
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     ("teacher", "message"),
     [
@@ -397,7 +394,6 @@ def test_a_teacher_that_cannot_teach(teacher: str, message: str, tmp_path: Path)
         runs.run(tmp_path / "run", algorithm={"name": "distill", "teacher": teacher})
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_teacher_of_other_words_is_refused(tmp_path: Path) -> None:
     section = PolicySection(tokenizer="builtin:numbers", architecture=runs.ARCHITECTURE, device="cpu")
     load_policy(section).save_pretrained(tmp_path / "teacher")
@@ -405,7 +401,6 @@ def test_a_teacher_of_other_words_is_refused(tmp_path: Path) -> None:
         runs.run(tmp_path / "run", algorithm={"name": "distill", "teacher": str(tmp_path / "teacher")})
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_threshold_that_nothing_reaches_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match="step 1: the algorithm rejected every group of 2 draws; raise max_draws"):
         runs.run(tmp_path / "run", algorithm={"name": "raft", "threshold": 1e9}, max_draws=2)

@@ -23,7 +23,6 @@ from tests import models, rounding, runs
 from tests.models import loss_of
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_models import assert_equal_folders
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 
 def conversation(turns: list[tuple[int, float]], group: int = 0, index: int = 0, restart: bool = False) -> Episode:
@@ -240,7 +239,6 @@ def test_what_reinforce_stable_refuses(fields: dict[str, Any], said: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     "policy", [{}, pytest.param({"lora_rank": 2}, marks=pytest.mark.slow)], ids=["whole", "adapters"]
 )
@@ -271,7 +269,6 @@ def test_a_reference_that_was_refreshed_before_and_after(policy: dict[str, Any],
     assert all(abs(divergence[step]) > 10 * loose for step in (1, 3, 5))
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_cut_returns_are_counted(tmp_path: Path) -> None:
     """An answer with a digit earns up to 1.5, others up to 1: with a bound of 1 some tokens' returns are cut."""
     algorithm = {"name": "reinforce_stable", "return_high": 1.0}

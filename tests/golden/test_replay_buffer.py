@@ -22,7 +22,7 @@ from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.models import loss_of
 from tests.parity.test_resume import Interrupting
-from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import assert_equal_runs
 
 
 def lines(*rewards: float, group: int = 0, version: int = 0, restart: bool = False) -> Episode:
@@ -225,7 +225,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_that_loads_and_saves_is_resumed_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Steps of stepwise episodes; the buffer of one run is what the next begins with, and either file is the same."""

@@ -21,7 +21,6 @@ from lmgym.models.policy_section import PolicySection
 from lmgym.rollouts.sources import answered_and_given
 from lmgym.types import Episode, Example, Turn
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 LENGTH = 3
 
@@ -146,7 +145,6 @@ def test_what_gkd_refuses(fields: dict[str, object], said: str) -> None:
         GKD(teacher="x", **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_what_a_run_of_each_trains_on(tmp_path: Path) -> None:
     """The reward that is logged is the policy's; rollouts.jsonl says who wrote what."""
     logs = {"logs": {"rollouts": "all", "samples": 0}, "steps": 2}
@@ -166,7 +164,6 @@ def test_what_a_run_of_each_trains_on(tmp_path: Path) -> None:
     assert all(row["turns"][0]["text"] in row["references"] for row in given)
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_an_engine_that_cannot_mix_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Sampler, "mixed")
     with pytest.raises(LmgymError, match="cannot sample from a mixture of two models"):

@@ -26,7 +26,6 @@ from tests import learned_models as tiny
 from tests import runs
 from tests.golden.test_judges import Server, serve  # noqa: F401 (a fixture)
 from tests.parity.test_resume import Interrupting
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 EXAMPLE = Example("a/0", "How much is half of 48?", ("24",))
 SHARE = tiny.share_of(256)
@@ -317,7 +316,6 @@ def test_any_text_names_a_choice_or_none(text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_with_criteria_from_the_data_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """With an evaluation that picks the best of two by the rubric, which may be a metric of its own."""
     rows = [{"prompt": f"{n}+1=", "rubric": [{"criterion": f"Says {n + 1}.", "points": 5}]} for n in range(40)]

@@ -16,7 +16,6 @@ from lmgym.updates.prepare import prepare
 from tests import models, runs
 from tests.family import grpo
 from tests.rounding import rounding
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 NAMES = tuple(SUMS)
 
@@ -143,7 +142,6 @@ def test_what_does_not_go_together_is_refused() -> None:
         )
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_without_rewards_warns_once_and_trains(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from lmgym.logs.console import Console
 

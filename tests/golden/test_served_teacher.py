@@ -25,9 +25,8 @@ from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs
 from tests.parity.test_resume import Interrupting
 from tests.ranks import Group
-from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import assert_equal_runs
 
-pytestmark = pytest.mark.usefixtures("no_picture")
 HINT = "The answer is {reference}. {prompt}"
 TOP_K = 7
 Change = Callable[[str, int, Any], tuple[int, Any]]  # of a path, a status and what would be said

@@ -34,7 +34,6 @@ from lmgym.updates.trust_region import subsampled
 from tests import models, runs
 from tests.golden.record_grpo_family import Inputs
 from tests.golden.test_grpo_family import ours, place, preset
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 
 def in_fp64(seed: int) -> Policy:
@@ -121,7 +120,6 @@ def sum_of_bytes(texts: list[str], examples: list[Example]) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_remaxs_baseline_is_the_score_of_the_greedy_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the stage's settings otherwise, also where answers are sampled at another temperature."""
     from lmgym.training import loop

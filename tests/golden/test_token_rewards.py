@@ -22,7 +22,6 @@ from lmgym.rewards.token_credit import each_token, rewards_by_token, token_prefi
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn
 from tests import models, rounding, runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 BYTES = models.tokenizer()
 
@@ -180,7 +179,6 @@ def test_the_tasks_of_a_mixture_hold_for_tokens() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_shaped_run_logs_what_its_tokens_earned(tmp_path: Path) -> None:
     """PPO of two steps: evaluations are those of the unshaped reward, and what is logged adds up."""
     reward = {"unit": "characters", "target": 6}

@@ -22,9 +22,8 @@ from lmgym.core import registry
 from lmgym.logs.doctor.examine import examine
 from lmgym.types import Example, LabelledStep, RatedAnswer
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_picture")]
+pytestmark = [pytest.mark.slow]
 HERE = "tests.learn.test_learn"
 SIDES = {"left": "abcdefghijklm", "right": "nopqrstuvwxyz"}
 

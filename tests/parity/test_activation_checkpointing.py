@@ -20,7 +20,6 @@ from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
 from tests import models, rounding, runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "builtin:tiny": {**runs.ARCHITECTURE, "num_hidden_layers": 3},
@@ -183,7 +182,6 @@ def test_a_model_without_such_layers_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_with_it_is_the_run_without(tmp_path: Path) -> None:
     folders = []
     for on in (False, True):

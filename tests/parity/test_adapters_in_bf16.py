@@ -23,7 +23,6 @@ from lmgym.training.machine import Machine
 from lmgym.training.resuming import fingerprint
 from tests import models, rounding
 from tests.parity.test_resume_models import assert_resumes
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 BF16 = onednn_linear.available()
 pytestmark = pytest.mark.skipif(not BF16, reason="no products in bf16 on this processor")
@@ -287,7 +286,6 @@ def test_the_base_alone_and_second_derivatives(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_with_a_narrow_base_resumes(tmp_path: Path) -> None:
     policy = {"model": str(folder_with_model(tmp_path)), "device": "cpu", "compute": "bfloat16", "lora_rank": 3}
     algorithm = {"name": "grpo", "group_size": 4, "kl_coefficient": 0.1}

@@ -20,10 +20,10 @@ from tests.parity.test_ranks import launched
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_environments import NUMBERS
 from tests.ranks import Group
-from tests.runs import Shell, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import Shell, assert_equal_runs
 from tests.torture.ranks import newest_step
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("no_picture")]
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 UNIT = 3  # 16 answers of a step are five units and a smaller one
 CAPPED: dict[str, Any] = {"name": "grpo", "group_size": 4, "correction": {"name": "truncated", "cap": 2.0}}
 CHANGES: dict[str, Any] = {"algorithm": CAPPED, "checkpoint": {"every": 1, "keep": 9}}

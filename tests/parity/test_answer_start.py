@@ -20,7 +20,6 @@ from lmgym.rollouts.rollout import collect, demonstrate
 from lmgym.text.chat import continued_ids
 from lmgym.types import Example, Turn
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 START = " Let's think:"
 TEMPLATE = (
@@ -132,7 +131,6 @@ def test_rewards_see_the_start_of_the_text_that_they_judge() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_without_a_chat_template_it_is_the_suffix_of_the_prompt(tmp_path: Path) -> None:
     """A run with answer_start is that with prompt_suffix, bit for bit, where the reward does not depend on the start;
     its rewards see the text, and a resumed run goes on with it."""
@@ -147,7 +145,6 @@ def test_without_a_chat_template_it_is_the_suffix_of_the_prompt(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_an_encoder_decoder_trains_and_generates_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from lmgym.cli.main import main
 

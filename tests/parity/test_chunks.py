@@ -36,10 +36,10 @@ from tests.parity.test_ranks import launched
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_sampler import PROMPTS, policy_of, requests
 from tests.ranks import Group
-from tests.runs import Shell, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import Shell, assert_equal_runs
 from tests.torture.ranks import newest_step
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("no_picture")]
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 AHEAD, CHUNK, STEPS = 3, 4, 6
 CHANGES = {**CHANGES, "sampling": {"max_new_tokens": 14}, "logs": {"rollouts": "all"}}  # longer than three chunks
 TWO = {"prompts_per_step": 2}

@@ -14,7 +14,6 @@ from lmgym.models.policy_section import PolicySection
 from lmgym.models.reward_model import save_reward_model, take_reward_model
 from lmgym.types import Episode, Example, Turn
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 SECTION = {"model": "builtin:tiny", "device": "cpu", "architecture": runs.ARCHITECTURE}
 
@@ -47,7 +46,6 @@ def test_values_are_the_scores(tmp_path: Path) -> None:
     assert all(torch.equal(one, two) for one, two in zip(before, policy.parameters(), strict=True))
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_begins_with_it(tmp_path: Path) -> None:
     folder = reward_model(tmp_path / "rm")
     means = []

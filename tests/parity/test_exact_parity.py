@@ -31,7 +31,7 @@ from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.parity import test_families as families
 from tests.parity.test_resume import Interrupting
-from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import assert_equal_runs
 
 pytestmark = pytest.mark.skipif(not onednn_linear.can_pack(), reason="this torch has no oneDNN")
 PRECISIONS = [
@@ -190,21 +190,22 @@ def test_activation_checkpointing_and_adapters() -> None:
     assert parity_of(policy, sampled(policy, 8, count=4)).differing == 0
 
 
-def test_updated_weights_are_seen() -> None:
+@pytest.mark.parametrize("compute", PRECISIONS)
+def test_updated_weights_are_seen(compute: torch.dtype) -> None:
     """In place, as an optimizer does, and in a copy; masters and rounded copies."""
-    for policy in (policy_of(), policy_of(compute=torch.bfloat16)):
-        batch = sampled(policy, 4, count=3)
-        before = policy.compute_logprobs_no_grad(batch).logprobs
-        other = copies.frozen(policy)
-        with torch.no_grad():
-            for parameter in policy.parameters():
-                parameter.mul_(1.1)
-        if policy.rounded is not None:
-            policy.rounded.updates += 1
-        assert not torch.equal(policy.compute_logprobs_no_grad(batch).logprobs, before)
-        assert parity_of(policy, sampled(policy, 4, count=3)).differing == 0
-        if policy.rounded is None:
-            assert torch.equal(other.compute_logprobs_no_grad(batch).logprobs, before)
+    policy = policy_of(compute=compute)
+    batch = sampled(policy, 4, count=3)
+    before = policy.compute_logprobs_no_grad(batch).logprobs
+    other = copies.frozen(policy)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.1)
+    if policy.rounded is not None:
+        policy.rounded.updates += 1
+    assert not torch.equal(policy.compute_logprobs_no_grad(batch).logprobs, before)
+    assert parity_of(policy, sampled(policy, 4, count=3)).differing == 0
+    if policy.rounded is None:
+        assert torch.equal(other.compute_logprobs_no_grad(batch).logprobs, before)
 
 
 def test_an_elementwise_function_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +244,6 @@ def test_a_processor_without_such_products_is_told(monkeypatch: pytest.MonkeyPat
     products.sizes_of.cache_clear()
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_is_exact_repeats_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Every step's gap is 0, and so the weights of its first pass are 1; interrupted and resumed it is the same run."""
     one = runs.run(tmp_path / "one", policy=EXACT)
@@ -269,6 +269,13 @@ def test_a_run_is_exact_repeats_and_resumes_bit_for_bit(tmp_path: Path) -> None:
 def test_what_it_does_not_serve_is_refused(match: str, changes: dict[str, Any]) -> None:
     with pytest.raises(LmgymError, match=match):
         build_config(runs.tiny(**{"policy": EXACT, **changes}))
+
+
+def test_a_processor_without_bf16_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn_linear, "available", lambda: False)  # AVX2 alone
+    with pytest.raises(LmgymError, match="this processor has no products in bf16 through oneDNN; write compute: float"):
+        load_policy(PolicySection(model="builtin:tiny", device="cpu", compute="bfloat16", parity="exact"))
+    check_served(policy_of())
 
 
 def test_models_that_it_does_not_serve_are_refused() -> None:

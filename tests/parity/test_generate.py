@@ -21,7 +21,7 @@ from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import builtin_model
 from lmgym.models.policy import Policy
 from tests import models, runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+from tests.runs import complaint
 
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
 BART = {
@@ -230,7 +230,6 @@ def test_every_key_is_one_of_hugging_faces() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("model", ["builtin:tiny", "builtin:tiny_t5"])
 def test_a_run_evaluates_with_beams(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same training, bit for bit, whatever its evaluations do; `eval` and `generate` decode as they did."""

@@ -15,7 +15,7 @@ from lmgym.models.gguf import PACKAGES, folder_of
 from lmgym.models.load import load_policy
 from lmgym.models.policy_section import PolicySection
 from tests import runs
-from tests.runs import complaint, no_picture  # noqa: F401 (a fixture)
+from tests.runs import complaint
 
 gguf = pytest.importorskip("gguf")
 # As GPT-2's bytes are written.

@@ -32,7 +32,7 @@ from tests.parity import test_encoder_decoder as encoder_decoder
 from tests.parity import test_families as families
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_sampler import reported_and_scored, requests
-from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import assert_equal_runs
 
 pytestmark = pytest.mark.skipif(not onednn_products.available(), reason="this torch has no oneDNN")
 ONEDNN = {**runs.TINY["policy"], "products": "onednn"}
@@ -226,7 +226,6 @@ class Heard(Console):
         self.said.append(sentence)
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_repeats_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Twice the same; interrupted and resumed."""
     console = Heard(quiet=True)

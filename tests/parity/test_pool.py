@@ -39,11 +39,11 @@ from tests import runs
 from tests.contract.test_vision_runs import EYES
 from tests.parity.test_resume import Interrupting
 from tests.parity.test_resume_environments import NUMBERS
-from tests.runs import ARCHITECTURE, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import ARCHITECTURE, assert_equal_runs
 from tests.torture.kills import descendants
 from tests.torture.ranks import newest_step
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("no_picture")]
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 SAMPLING = Sampling(max_new_tokens=12)
 UNIT = 3  # 16 answers of a step are five units and a smaller one
 ONE = {"name": "sampler", "unit": UNIT}

@@ -11,7 +11,6 @@ from lmgym.cli.main import main
 from lmgym.inference.kernels import cuda_graphs
 from tests import runs
 from tests.pretend_cuda import called, pretended_cuda  # noqa: F401 (a fixture)
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 ON_GPU = runs.TINY["policy"] | {"device": "cuda", "compute": "float32"}
 LORA = {"lora_rank": 2, "compute": "bfloat16"}
@@ -34,7 +33,7 @@ RECIPES: dict[
         {"get_rng_state"},
     ),
 }
-pytestmark = pytest.mark.usefixtures("pretended_cuda", "no_picture")
+pytestmark = pytest.mark.usefixtures("pretended_cuda")
 
 
 @pytest.fixture(autouse=True)

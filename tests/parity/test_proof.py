@@ -32,9 +32,6 @@ from lmgym.training import setup
 from lmgym.training.sampler_gap import GapLimits, gap_limits, watch_gap
 from tests import models, runs
 from tests.parity import test_families
-from tests.runs import no_picture  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("no_picture")
 
 CAUSAL, ENCODER_DECODER = "causal", "encoder-decoder"
 MENDED = {

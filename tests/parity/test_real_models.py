@@ -27,7 +27,6 @@ from lmgym.models.policy_section import PolicySection
 from lmgym.text.chat import prompt_ids
 from lmgym.types import BarePrompt
 from tests import models, rounding, runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 FOLDER = Path(os.environ.get("LMGYM_MODELS", Path.home() / "models"))
 NAMES = ["smollm2-135m-instruct", "gemma3-270m"]
@@ -113,7 +112,6 @@ def recipe(name: str, **policy: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_resumed_run_is_the_uninterrupted_one_and_plain_transformers_reads_it(name: str, tmp_path: Path) -> None:
     whole = runs.run(tmp_path / "whole", **recipe(name))
     newest = runs.newest(whole)
@@ -134,7 +132,6 @@ def test_a_resumed_run_is_the_uninterrupted_one_and_plain_transformers_reads_it(
     assert rounding.near(theirs, said, plainly_scored(theirs, asked, answers), TOKENS)
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_merged_adapter_says_what_the_adapter_says(name: str, tmp_path: Path) -> None:
     changes = recipe(name, lora_rank=4, compute="float32") | {"optimizer": {"learning_rate": 1e-2}}
     folder = runs.run(tmp_path / "run", **changes)

@@ -16,7 +16,7 @@ from lmgym.core import registry
 from lmgym.logs.console import Console
 from lmgym.training.callbacks import Callback, EvaluationEnd
 from tests import runs
-from tests.runs import GIVEN, assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import GIVEN, assert_equal_runs
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "reinforce none": {"name": "reinforce", "baseline": "none"},
@@ -88,8 +88,6 @@ SETTINGS: dict[str, dict[str, Any]] = {  # what else the recipe of one of them s
     **{name: {"task": task} for name, task in GIVEN.items()},
 }
 WARM, RL = {"name": "warm", "algorithm": "supervised", "steps": 3}, {"name": "rl", "steps": 4}
-
-pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 class InterruptingEvaluation(Console):

@@ -7,7 +7,7 @@ import pytest
 
 from tests import runs
 from tests.parity.test_resume import Interrupting
-from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import assert_equal_runs
 
 NUMBERS = {
     "model": "builtin:tiny_gpt2",
@@ -28,7 +28,7 @@ ALGORITHMS = {
 }
 WARM = {"name": "warm", "algorithm": "supervised", "steps": 6}
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("no_picture")]
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
 @pytest.mark.parametrize("game", GAMES)

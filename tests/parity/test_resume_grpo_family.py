@@ -8,9 +8,9 @@ import pytest
 
 from tests import runs
 from tests.parity.test_resume import Interrupting
-from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import assert_equal_runs
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_picture")]
+pytestmark = [pytest.mark.slow]
 
 ONE_BIT = {"regex": {"pattern": "[0-9]"}}  # 0 or 1, and so many groups of two whose answers earn the same
 CASES: dict[str, dict[str, Any]] = {

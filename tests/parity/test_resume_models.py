@@ -9,9 +9,8 @@ import pytest
 from tests import runs
 from tests.contract.test_every_algorithm import policy_section
 from tests.parity.test_resume import Interrupting
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_picture")]
+pytestmark = [pytest.mark.slow]
 
 PPO = {"name": "ppo", "epochs": 2, "kl_coefficient": 0.1, "kl_target": 0.05}
 LORA = {"lora_rank": 4}

@@ -14,7 +14,7 @@ from lmgym.tasks.stream import Stream
 from lmgym.types import Episode, Example
 from tests import runs
 from tests.parity.test_resume import Interrupting
-from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import assert_equal_runs
 
 EXAMPLES = [Example(str(n), "?") for n in range(6)]
 
@@ -112,7 +112,6 @@ def test_nobody_is_lost_and_a_restored_state_goes_on_alike(size: int, step: int,
     assert not awake or not resting or min(awake) >= max(resting) - 1
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_resumed_run_has_the_same_prompts(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "curriculum": {"reward": "regex", "rest": 2},

@@ -17,7 +17,6 @@ from lmgym.models.model_info import read_model_info
 from lmgym.text.chat import Cut, answer_ids, prompt_ids, source_ids
 from lmgym.training.planning.preflight import check_model
 from tests import models, runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 AROUND = {  # how a tokenizer ends and begins a text, by the models that are known for it
     "none (GPT-2)": ("", ""),
@@ -91,7 +90,6 @@ def test_an_environment_writes_its_own_prompts() -> None:
         check_model(config := build_config(tree), [], read_model_info(config.policy))
 
 
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("model", ["builtin:tiny", "builtin:tiny_t5"])
 def test_training_evaluation_and_demonstration_read_the_same(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -127,7 +125,6 @@ def test_training_evaluation_and_demonstration_read_the_same(
     assert {(kind, name, True) for kind in ("train", "evaluation") for name in ("warm", "rl")} <= kinds
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_every_verb_says_what_it_cuts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.jsonl").write_text(_rows())
     task = {"name": "jsonl", "path": str(tmp_path / "rows.jsonl"), "test": 0.5}

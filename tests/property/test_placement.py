@@ -25,7 +25,6 @@ from lmgym.text.chat import prompt_ids
 from lmgym.types import Example
 from tests import runs
 from tests.property.patient_environments import Batched, BatchedLater
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 PATIENT = "tests.property.patient_environments"
 
@@ -170,7 +169,6 @@ def test_a_past_that_is_cut_begins_a_new_row(past: Past, monkeypatch: pytest.Mon
     assert torch.allclose(scored[batch.actions], sampled[batch.actions], atol=1e-4)
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_with_a_window(tmp_path: Path) -> None:
     changes = {"env": {"name": f"{__name__}:Thinker", "window": 1}, "rewards": None, "task": "episodes", "steps": 2}
     runs.run(tmp_path / "run", **changes)

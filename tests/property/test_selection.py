@@ -14,7 +14,6 @@ from lmgym.core.registry import get
 from lmgym.stats.intervals import pass_at_k
 from lmgym.stats.selection import best_of, majority
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 answers = some.lists(some.tuples(some.integers(0, 4), some.integers(0, 3)), min_size=1, max_size=7)
 
@@ -84,7 +83,7 @@ def test_votes() -> None:
 
 
 @pytest.mark.slow
-def test_evaluations_report_them(tmp_path: Path, no_picture: None) -> None:  # noqa: F811
+def test_evaluations_report_them(tmp_path: Path) -> None:
     """A judge that likes long answers, of eight: their length rises with K, and what else it picks is reported."""
     evaluation = {"every": 0, "examples": 6, "samples": 8, "temperature": 1.0, "best_of": "length"}
     metrics = {"final_answer": {}}

@@ -30,7 +30,7 @@ from lmgym.types import Episode, Example, Turn
 from lmgym.updates.prepare import prepare
 from tests import models, rounding, runs
 from tests.parity.test_resume import Interrupting
-from tests.runs import assert_equal_runs, no_picture  # noqa: F401 (a fixture)
+from tests.runs import assert_equal_runs
 
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
 MAKE: dict[str, Callable[[int], Any]] = {
@@ -264,7 +264,6 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     "name",
     [

@@ -10,7 +10,6 @@ import pytest
 from lmgym.core import waiting
 from lmgym.logs.console import Console
 from tests import runs
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 
 def found(code: str, **variables: str) -> list[str]:
@@ -38,7 +37,6 @@ def test_too_late_is_known() -> None:
     assert found(f"import torch, lmgym; {ASK}", GOMP_SPINCOUNT="7") == ["7", "True"]
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_run_says_that_it_was_too_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,6 @@ from lmgym.viewer.views import answer_tree
 from tests import runs
 from tests.contract.test_examples import SNIPPETS, forget_plugins  # noqa: F401 (a fixture)
 from tests.family import grpo
-from tests.runs import no_picture  # noqa: F401 (a fixture)
 
 KL = {"kl_coefficient": 0.3, "kl_in": "loss"}
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -192,7 +191,6 @@ def test_every_algorithm_that_is_built_in_says_what_it_computes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_picture")
 def test_a_users_own_algorithm_has_its_formula_and_its_pushes(tmp_path: Path) -> None:
     """The one of docs/extending.md. At a ratio of 1 its gate has the slope 4 / 4, so a token's push is weight * A."""
     plugin = tmp_path / "my_algorithm.py"
