@@ -22,6 +22,7 @@ from lmgym.core.registry import register
 from lmgym.inference.decoder import Decoder
 from lmgym.inference.drawing import Drawing
 from lmgym.inference.kernels.mkl_linear import MKLLinearLayers
+from lmgym.inference.kernels.onednn_layers import OneDNNLinearLayers
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.console import Console
 from lmgym.rewards.base import episodes
@@ -34,6 +35,7 @@ from lmgym.types import Episode
 from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update
 
+PREPARED = (MKLLinearLayers, OneDNNLinearLayers)
 WARMUP = 5
 
 
@@ -119,8 +121,7 @@ def watch(clock: Clock) -> None:
         (Decoder, "_admit", "prefill"),
         (Decoder, "_step", "decoding"),
         (Drawing, "draw", "draw"),
-        (MKLLinearLayers, "begin_step", "layout of weights"),
-        (MKLLinearLayers, "release", "layout of weights"),
+        *((kind, name, "layout of weights") for kind in PREPARED for name in ("begin_step", "release")),
         (play, "apply_rewards", "rewards"),
     ]
     for owner, name, part in places:

@@ -18,8 +18,7 @@ from lmgym.inference.conversation_cache import ConversationCache
 from lmgym.inference.drawing import Drawing
 from lmgym.inference.hf_cache import EncoderDecoderReader, PlainReader
 from lmgym.inference.kernels.cuda_graphs import CapturedSteps
-from lmgym.inference.kernels.mkl_linear import MKLLinearLayers
-from lmgym.inference.kernels.onednn_layers import OneDNNLinearLayers
+from lmgym.inference.kernels.onednn_layers import prepared_layers
 from lmgym.models.attention.cached_rows import CachedRows, ExtendedRows, PrefilledRows, PrefilledTree
 from lmgym.models.attention.kv_cache import KeyValueCache, SharedPrompts
 from lmgym.models.parity.attention import ExactCached, ExactExtended, ExactPrefilled
@@ -71,7 +70,7 @@ class Decoder:
         # Every model that needs the logits: the sampled policy, and another that restricts its tokens or is mixed in.
         self.policies = [policy] if mask is None else [policy, mask]
         self.device = policy.device
-        self.linear_layers = OneDNNLinearLayers(policy) if policy.onednn else MKLLinearLayers(policy)
+        self.linear_layers = prepared_layers(policy)
         self.answers = Answers(policy, requests, sampling)
         self.ids, self.stops = self.answers.ids, self.answers.stops
         ends = list(zip(requests, self.answers.most, strict=True))

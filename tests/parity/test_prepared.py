@@ -1,13 +1,18 @@
 """Layers that are laid out for decoding give the products of layers that are not, and leave nothing behind."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
 from lmgym.inference.base import Request, Sampling
-from lmgym.inference.kernels import mkl_linear
+from lmgym.inference.kernels import mkl_linear, onednn_layers
 from lmgym.inference.kernels.mkl_linear import PACK_AT_STEP, MKLLinearLayers
+from lmgym.inference.kernels.onednn_layers import OneDNNLinearLayers, mkl_is_slow, prepared_layers
 from lmgym.inference.sampler import Sampler
+from lmgym.models.kernels import onednn_linear
 from lmgym.models.policy import Policy
 from tests import models, rounding
 from tests.parity import test_encoder_decoder as encoder_decoder
@@ -19,19 +24,30 @@ from tests.parity.test_sampler import requests
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL: nothing is prepared")
 
 
+every_kind = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(MKLLinearLayers, marks=needs_mkl),
+        pytest.param(
+            OneDNNLinearLayers, marks=pytest.mark.skipif(not onednn_linear.can_pack(), reason="torch without oneDNN")
+        ),
+    ],
+)
+
+
 def policy() -> Policy:
     return Policy(models.llama(vocab_size=1024, hidden_size=64), models.tokenizer())
 
 
-@needs_mkl
+@every_kind
 @pytest.mark.parametrize("rows", [2, 5, 8, 17, 64, 200])
-def test_a_prepared_layer_computes_the_same_for_any_number_of_rows(rows: int) -> None:
+def test_a_prepared_layer_computes_the_same_for_any_number_of_rows(rows: int, kind: Any) -> None:
     """Torch's linear layer and GPT-2's, which keeps its weights transposed; with a bias."""
     holder, usual, theirs = policy(), torch.nn.Linear(48, 96), Conv1D(96, 48)
     theirs.bias.data.normal_()
     for name, layer in (("usual", usual), ("theirs", theirs)):
         holder.model.add_module(name, layer)
-    layers = MKLLinearLayers(holder)
+    layers = kind(holder)
     for _ in range(PACK_AT_STEP):
         layers.begin_step(rows)
     for count in (rows, 1, 3):
@@ -58,9 +74,11 @@ def test_steps_of_as_many_rows_are_prepared_and_others_are_not(monkeypatch: pyte
     assert not any("forward" in layer.__dict__ for layer in layers.layers)  # a single row is as fast without
 
 
-@needs_mkl
+@every_kind
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neo", "t5", "bart"])
-def test_answers_are_those_of_layers_that_are_not_prepared(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_those_of_layers_that_are_not_prepared(
+    family: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of every path of the sampler; the rows grow fewer on the way. In fp32, where a draw at the edge between two
     tokens may fall on either side: at most two of 24 answers may part, and each has the policy's log-probabilities."""
     if family in ("t5", "bart"):
@@ -70,14 +88,14 @@ def test_answers_are_those_of_layers_that_are_not_prepared(family: str, monkeypa
     else:
         one, asked = families.policy_of(family), requests(24)
     sampling = Sampling(max_new_tokens=20, stop_ids=tuple(range(100, 130)))
-    prepared_for: set[int] = set()
-    through = mkl_linear._packed_forward
-    monkeypatch.setattr(
-        mkl_linear, "_packed_forward", lambda layer, rows: prepared_for.add(rows) or through(layer, rows)
-    )
+    monkeypatch.setattr(onednn_layers, "mkl_is_slow", lambda: kind is OneDNNLinearLayers)
+    module, prepared = (mkl_linear if kind is MKLLinearLayers else onednn_layers), set[tuple[int, ...]]()
+    through = module._packed_forward
+    monkeypatch.setattr(module, "_packed_forward", lambda layer, *rows: prepared.add(rows) or through(layer, *rows))
     found = Sampler(one).generate(asked, sampling)
-    assert len(prepared_for) > 1 and not any("forward" in layer.__dict__ for layer in one.model.modules())
-    monkeypatch.setattr(mkl_linear, "_available", lambda: False)
+    assert len(prepared) > 1 if kind is MKLLinearLayers else prepared == {()}  # for each number of rows, or for all
+    assert not any("forward" in layer.__dict__ for layer in one.model.modules())
+    monkeypatch.setattr(kind, "begin_step", lambda layers, rows: None)
     expected = Sampler(one).generate(asked, sampling)
     same = [(ours, theirs) for ours, theirs in zip(found, expected, strict=True) if ours.ids == theirs.ids]
     assert len(same) >= 22
@@ -87,9 +105,11 @@ def test_answers_are_those_of_layers_that_are_not_prepared(family: str, monkeypa
     assert rounding.near(one.model, encoder_decoder.reported(found), scored)
 
 
-@needs_mkl
-def test_a_call_that_breaks_off_leaves_the_layers_as_they_were() -> None:
+@every_kind
+def test_a_call_that_breaks_off_leaves_the_layers_as_they_were(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn_layers, "mkl_is_slow", lambda: kind is OneDNNLinearLayers)
     one = policy()
+    assert type(prepared_layers(one)) is kind
 
     def broken(place: int, ids: list[int]) -> None:
         assert any("forward" in layer.__dict__ for layer in one.model.modules())
@@ -100,18 +120,37 @@ def test_a_call_that_breaks_off_leaves_the_layers_as_they_were() -> None:
     assert not any("forward" in layer.__dict__ for layer in one.model.modules())
 
 
-@needs_mkl
-def test_what_does_not_train_and_what_is_not_fp32_stays_as_it_is() -> None:
+@every_kind
+def test_what_does_not_train_and_what_is_not_fp32_stays_as_it_is(kind: Any) -> None:
     one = policy()
     one.model.lm_head.weight.requires_grad_(False)
-    assert one.model.lm_head not in MKLLinearLayers(one).layers
-    assert len(MKLLinearLayers(one).layers) == len(MKLLinearLayers(policy()).layers) - 1
+    assert one.model.lm_head not in kind(one).layers
+    assert len(kind(one).layers) == len(kind(policy()).layers) - 1
     one.compute = torch.bfloat16
-    assert MKLLinearLayers(one).layers == []
+    assert kind(one).layers == []
 
 
+@pytest.mark.parametrize(
+    ("lines", "slow"),
+    [
+        ("processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu", False),
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\n\nprocessor\t: 1\nvendor_id\t: AuthenticAMD", True),
+        ("processor\t: 0\nBogoMIPS\t: 50.00", False),  # ARM names no vendor
+        (None, False),
+    ],
+)
 @needs_mkl
-def test_an_encoder_which_does_not_run_in_steps_is_not_prepared() -> None:
+def test_mkl_is_slow_on_processors_that_are_not_intels(
+    lines: str | None, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn_layers, "INFORMATION", tmp_path / "cpuinfo")
+    if lines is not None:
+        (tmp_path / "cpuinfo").write_text(lines)
+    assert mkl_is_slow.__wrapped__() is (slow and onednn_linear.can_pack())
+
+
+@every_kind
+def test_an_encoder_which_does_not_run_in_steps_is_not_prepared(kind: Any) -> None:
     one = encoder_decoder.policy_of("t5")
-    layers, encoder = MKLLinearLayers(one).layers, set(one.model.get_encoder().modules())
+    layers, encoder = kind(one).layers, set(one.model.get_encoder().modules())
     assert layers and encoder.isdisjoint(layers) and any(layer in set(one.model.decoder.modules()) for layer in layers)
