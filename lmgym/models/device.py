@@ -61,8 +61,8 @@ def choose_compute(wanted: str, device: torch.device, parameters: int) -> torch.
 
 def choose_prepacked(compute: torch.dtype, device: torch.device) -> bool:
     """Whether a CPU samples with weights that are laid out beforehand (bf16: onednn_linear.py, fp32:
-    inference/kernels/mkl_linear.py). In bf16 it is measured once, and the run folder stores the result; in fp32
-    it is always so, because there the answer would move bits."""
+    inference/kernels/). In bf16 it is measured once, and the run folder stores the result; in fp32 it is always so,
+    because there the answer would move bits."""
     return device.type == "cpu" and (compute != torch.bfloat16 or onednn_linear.pays())
 
 
