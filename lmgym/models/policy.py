@@ -192,18 +192,18 @@ class Policy(LanguageModel):
         if self.critic is not None:
             self.critic.save(folder / "critic")
 
+    def save_words(self, folder: Path) -> None:
+        """Write the tokenizer, and the processor of a model that reads pictures."""
+        self.tokenizer.save_pretrained(folder)
+        if self.vision is not None:
+            save_processor(self.vision.processor, folder)
+
     def _check_inexact(self) -> None:
         """Raise LmgymError where a policy beside its teacher would have to be exact."""
         if self.exact:
             raise LmgymError(
                 "policy.parity: exact does not serve log-probabilities beside a teacher's distributions; remove it"
             )
-
-    def save_words(self, folder: Path) -> None:
-        """Write the tokenizer, and the processor of a model that reads pictures."""
-        self.tokenizer.save_pretrained(folder)
-        if self.vision is not None:
-            save_processor(self.vision.processor, folder)
 
     def _teacher(self, batch: Batch, entropy: bool) -> "Policy | None":
         """The teacher beside this policy; None if the batch holds what the teacher has said of it."""

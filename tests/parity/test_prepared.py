@@ -24,15 +24,12 @@ from tests.parity.test_sampler import requests
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL: nothing is prepared")
 
 
-every_kind = pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(MKLLinearLayers, marks=needs_mkl),
-        pytest.param(
-            OneDNNLinearLayers, marks=pytest.mark.skipif(not onednn_linear.can_pack(), reason="torch without oneDNN")
-        ),
-    ],
-)
+needs_onednn = pytest.mark.skipif(not onednn_linear.can_pack(), reason="torch without oneDNN")
+KINDS = [MKLLinearLayers, pytest.param(OneDNNLinearLayers, marks=needs_onednn)]
+
+
+def every_kind(test: Any) -> Any:
+    return needs_mkl(pytest.mark.parametrize("kind", KINDS)(test))
 
 
 def policy() -> Policy:
@@ -72,6 +69,23 @@ def test_steps_of_as_many_rows_are_prepared_and_others_are_not(monkeypatch: pyte
         layers.begin_step(rows)
     assert asked == [7] * len(layers.layers) and layers.layers
     assert not any("forward" in layer.__dict__ for layer in layers.layers)  # a single row is as fast without
+
+
+@needs_mkl
+@needs_onednn
+def test_one_order_of_onednn_serves_all_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[Any] = []
+    through = onednn_layers._packed_forward
+    monkeypatch.setattr(onednn_layers, "_packed_forward", lambda layer: packed.append(layer) or through(layer))
+    layers = OneDNNLinearLayers(policy())
+    for rows in (1, 1, 1, 8):
+        layers.begin_step(rows)
+    assert not packed  # a single row is as fast without
+    for rows in (7, 7, 3, 1, 1):
+        layers.begin_step(rows)
+    assert packed == layers.layers and packed
+    assert all("forward" in layer.__dict__ for layer in packed)
+    layers.release()
 
 
 @every_kind

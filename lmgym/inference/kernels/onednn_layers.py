@@ -42,8 +42,8 @@ class OneDNNLinearLayers:
         self.steps = 0
 
     def begin_step(self, rows: int) -> None:
-        self.steps += 1
-        if self.steps == self.pack_at:
+        self.steps += rows > 1  # for a single row both products read the weights once
+        if self.steps == self.pack_at and not self.usual:
             self.usual = [vars(layer).get("forward") for layer in self.layers]
             for layer in self.layers:
                 layer.forward = _packed_forward(layer)  # type: ignore[method-assign]
