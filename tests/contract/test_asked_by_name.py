@@ -45,6 +45,8 @@ ASKED = {  # who may ask for a class that extends another of lmgym's
     ("tasks/prompt_forms.py", "BarePrompt"): "a text that a template does not touch",
     ("text/chat.py", "BarePrompt"): "a text that a template does not touch",
     ("training/planning/prompt_report.py", "BarePrompt"): "a text that a template does not touch",
+    ("training/begin_stage.py", "Policy"): "a teacher here, not one behind a server",
+    ("training/stage.py", "Policy"): "a teacher here, not one behind a server",
     ("types.py", "BarePrompt"): "a text that a template does not touch",
 }
 FOREIGN = "compat/settings/"  # files of other libraries, whose names for things these are
