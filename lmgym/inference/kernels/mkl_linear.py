@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from lmgym.models.policy import Policy
+from lmgym.models.vision import vision_names
 
 PACK_AT_STEP = 2  # with the same number of rows: packing costs about as much as two steps save
 
@@ -26,9 +27,7 @@ class MKLLinearLayers:
 
     def __init__(self, policy: Policy) -> None:
         usable = policy.device.type == "cpu" and policy.compute == torch.float32 and policy.prepacked and _available()
-        encoder = set(policy.model.get_encoder().modules()) if policy.encoder_decoder else set()  # runs once a source
-        modules = [layer for layer in policy.model.modules() if layer not in encoder and _is_trainable_linear(layer)]
-        self.layers = modules if usable else []
+        self.layers = [layer for layer in decoding_modules(policy) if _is_trainable_linear(layer)] if usable else []
         self.rows = self.steps = 0
 
     def begin_step(self, rows: int) -> None:
@@ -45,6 +44,17 @@ class MKLLinearLayers:
         self.rows = self.steps = 0
         for layer in self.layers:
             layer.__dict__.pop("forward", None)
+
+
+def decoding_modules(policy: Policy) -> list[nn.Module]:
+    """The modules that run in decoding steps: not an encoder, which runs once a source, and not a vision tower, whose
+    features are kept and must have the same bits whenever they are computed.
+
+    Example: [layer for layer in decoding_modules(policy) if type(layer) is nn.Linear]"""
+    encoder = set(policy.model.get_encoder().modules()) if policy.encoder_decoder else set()  # type: ignore[no-untyped-call]
+    seeing = set() if policy.vision is None else set(vision_names(policy.model))
+    named = policy.model.named_modules()
+    return [layer for name, layer in named if layer not in encoder and f"{name}.weight" not in seeing]
 
 
 def _available() -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from lmgym.inference.kernels.mkl_linear import PACK_AT_STEP as PACK_AT_STEP_OF_MKL
-from lmgym.inference.kernels.mkl_linear import MKLLinearLayers
+from lmgym.inference.kernels.mkl_linear import MKLLinearLayers, decoding_modules
 from lmgym.models.kernels import onednn_linear
 from lmgym.models.kernels.onednn_products import weight_of
 from lmgym.models.policy import Policy
@@ -33,8 +33,7 @@ class OneDNNLinearLayers:
     methods of MKLLinearLayers."""
 
     def __init__(self, policy: Policy) -> None:
-        encoder = set(policy.model.get_encoder().modules()) if policy.encoder_decoder else set()  # runs once a source
-        weights = [(layer, weight_of(layer)) for layer in policy.model.modules() if layer not in encoder]
+        weights = [(layer, weight_of(layer)) for layer in decoding_modules(policy)]
         own = [layer for layer, weight in weights if weight is not None and weight.requires_grad]
         self.layers = own if policy.onednn else MKLLinearLayers(policy).layers
         self.pack_at = PACK_AT_STEP if policy.onednn else PACK_AT_STEP_OF_MKL
