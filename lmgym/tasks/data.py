@@ -77,27 +77,30 @@ def data(
     With `streaming` the rows stay in their files, and each is read when it is asked for (tasks/streamed.py); without
     the key, large files do. An error in a row behind the first ones then ends the run when the row's turn comes,
     unless splits are taken out of train, for which every row is read at the beginning. `id` needs all rows in memory.
-
     Raises LmgymError with file and line for data that cannot be read.
 
     Example, the SVAMP data set in its original format, and GSM8K as verl prepares it:
         >>> load_task("data", "train", path="SVAMP.json", prompt="{Body} {Question}", references="Answer", id="ID")
         >>> load_task("data", "train", path="gsm8k/train.parquet", references="reward_model.ground_truth")
     """
+    own, shares = {"test": test_path, "validation": validation_path}, {"test": test, "validation": validation}
     check_split("data", split)
-    check_shares(validation, test)
-    _check_keys(path, hub_id, splits or {}, id, streaming)
+    _check_keys(path, hub_id, splits or {}, id, streaming, shares)
     source = Source("data", path, hub_id or "", config, revision, data_files, splits or {}, named=False)
-    own = {"test": test_path, "validation": validation_path}
     reader = Reader.of(prompt, references, id, columns or {}, tools, RowPictures.of(images, image_folder))
-    shares = {"test": test, "validation": validation}
     return _Data(source, own, reader, shares, False if id is not None else streaming).examples(split)
 
 
 def _check_keys(
-    path: Any, hub_id: str | None, splits: Mapping[str, str], id: str | None, streaming: bool | None
+    path: Any,
+    hub_id: str | None,
+    splits: Mapping[str, str],
+    id: str | None,
+    streaming: bool | None,
+    shares: Mapping[str, float],
 ) -> None:
-    """Raise LmgymError for keys that are missing, unknown, or do not go together."""
+    """Raise LmgymError for keys that are missing, unknown, out of bounds, or do not go together."""
+    check_shares(**shares)
     if (path is None) == (hub_id is None):
         raise LmgymError("key 'task.path' is missing; 'task' needs it, or task.hub_id, and not both")
     for name in splits:

@@ -14,9 +14,11 @@ from lmgym.inference.kernels.onednn_layers import OneDNNLinearLayers, mkl_is_slo
 from lmgym.inference.sampler import Sampler
 from lmgym.models.kernels import onednn_linear
 from lmgym.models.policy import Policy
+from lmgym.models.vision import vision_names
 from tests import models, rounding
 from tests.parity import test_encoder_decoder as encoder_decoder
 from tests.parity import test_families as families
+from tests.parity import test_vision as vision
 from tests.parity.test_encoder_decoder import SOURCES
 from tests.parity.test_sampler import requests
 
@@ -168,3 +170,13 @@ def test_an_encoder_which_does_not_run_in_steps_is_not_prepared(kind: Any) -> No
     one = encoder_decoder.policy_of("t5")
     layers, encoder = kind(one).layers, set(one.model.get_encoder().modules())
     assert layers and encoder.isdisjoint(layers) and any(layer in set(one.model.decoder.modules()) for layer in layers)
+
+
+@every_kind
+def test_a_vision_tower_is_not_prepared(kind: Any) -> None:
+    """Its features are kept: they must have the bits of those that are computed while nothing is laid out."""
+    one = vision.load("gemma3", lora_rank=2, train_vision=True)
+    seeing = set(vision_names(one.model))
+    names = {f"{name}.weight" for name, layer in one.model.named_modules() if layer in kind(one).layers}
+    assert names and names.isdisjoint(seeing)
+    assert any(parameter.requires_grad for name, parameter in one.model.named_parameters() if name in seeing)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from lmgym.inference.kernels.mkl_linear import PACK_AT_STEP as PACK_AT_STEP_OF_MKL
+from lmgym.inference.kernels import mkl_linear
 from lmgym.inference.kernels.mkl_linear import MKLLinearLayers, decoding_modules
 from lmgym.models.kernels import onednn_linear
 from lmgym.models.kernels.onednn_products import weight_of
@@ -29,19 +29,20 @@ PACK_AT_STEP = 8  # laying out takes as long as some twenty steps of oneDNN's pr
 
 
 class OneDNNLinearLayers:
-    """The linear layers of a policy whose products are oneDNN's, and for decoding those of MKL's layers too. It has the
-    methods of MKLLinearLayers."""
+    """The linear layers of a policy, whose products while it decodes are oneDNN's. It has the methods of
+    MKLLinearLayers."""
 
     def __init__(self, policy: Policy) -> None:
         weights = [(layer, weight_of(layer)) for layer in decoding_modules(policy)]
         own = [layer for layer, weight in weights if weight is not None and weight.requires_grad]
         self.layers = own if policy.onednn else MKLLinearLayers(policy).layers
-        self.pack_at = PACK_AT_STEP if policy.onednn else PACK_AT_STEP_OF_MKL
+        self.pack_at = PACK_AT_STEP if policy.onednn else mkl_linear.PACK_AT_STEP
+        self.fewest = 1 if policy.onednn else 2  # rows; for a single one MKL reads the weights once as well
         self.usual: list[Any] = []
         self.steps = 0
 
     def begin_step(self, rows: int) -> None:
-        self.steps += rows > 1  # for a single row both products read the weights once
+        self.steps += rows >= self.fewest
         if self.steps == self.pack_at and not self.usual:
             self.usual = [vars(layer).get("forward") for layer in self.layers]
             for layer in self.layers:
