@@ -12,7 +12,6 @@ from lmgym.inference.kernels import mkl_linear, onednn_layers
 from lmgym.inference.kernels.mkl_linear import PACK_AT_STEP, MKLLinearLayers
 from lmgym.inference.kernels.onednn_layers import OneDNNLinearLayers, mkl_is_slow, prepared_layers
 from lmgym.inference.sampler import Sampler
-from lmgym.models.kernels import onednn_linear
 from lmgym.models.policy import Policy
 from lmgym.models.vision import vision_names
 from tests import models, rounding
@@ -26,12 +25,9 @@ from tests.parity.test_sampler import requests
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL: nothing is prepared")
 
 
-needs_onednn = pytest.mark.skipif(not onednn_linear.can_pack(), reason="torch without oneDNN")
-KINDS = [MKLLinearLayers, pytest.param(OneDNNLinearLayers, marks=needs_onednn)]
-
-
 def every_kind(test: Any) -> Any:
-    return needs_mkl(pytest.mark.parametrize("kind", KINDS)(test))
+    """A test of either kind of layers; torch's builds with MKL have oneDNN, too."""
+    return needs_mkl(pytest.mark.parametrize("kind", [MKLLinearLayers, OneDNNLinearLayers])(test))
 
 
 def policy() -> Policy:
@@ -74,7 +70,6 @@ def test_steps_of_as_many_rows_are_prepared_and_others_are_not(monkeypatch: pyte
 
 
 @needs_mkl
-@needs_onednn
 def test_one_order_of_onednn_serves_all_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[Any] = []
     through = onednn_layers._packed_forward
@@ -162,7 +157,7 @@ def test_mkl_is_slow_on_processors_that_are_not_intels(
     monkeypatch.setattr(onednn_layers, "INFORMATION", tmp_path / "cpuinfo")
     if lines is not None:
         (tmp_path / "cpuinfo").write_text(lines)
-    assert mkl_is_slow.__wrapped__() is (slow and onednn_linear.can_pack())
+    assert mkl_is_slow.__wrapped__() is slow
 
 
 @every_kind
