@@ -374,7 +374,7 @@ class LanguageModel:
     def but(self, **changes: Any) -> Self:
         """A copy that shares the model and differs in these attributes. Example: policy.but(compute=torch.float32)"""
         other = copy.copy(self)
-        if unknown := changes.keys() - vars(self).keys() - type(self).__annotations__.keys():
-            raise TypeError(f"a policy has no {', '.join(sorted(unknown))}")
+        if unknown := [name for name in changes if not hasattr(self, name)]:
+            raise TypeError(f"a policy has no {', '.join(unknown)}")
         vars(other).update(changes)
         return other

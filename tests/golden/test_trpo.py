@@ -410,3 +410,10 @@ def test_epochs_of_regression_fit_the_returns(separate: bool) -> None:
 def test_bad_fields(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(LmgymError, match=message):
         TRPO(**fields)
+
+
+def test_a_copy_takes_the_names_that_a_subclass_inherits_and_no_other() -> None:
+    policy = policy_of("llama")
+    assert policy.but(teacher=policy, compute=torch.float32).teacher is policy and policy.teacher is None
+    with pytest.raises(TypeError, match=r"^a policy has no taecher$"):
+        policy.but(taecher=policy)
