@@ -85,6 +85,7 @@ class Batch:
     sampling_mask: SamplingMask | None = None  # of truncated or restricted sampling
     kept: Int[Tensor, "N T"] | None = None  # each action's row in `sampling_mask.bits`
     turn: Int[Tensor, "N T"] | None = None  # number of each action's turn in its episode (functional/turn_discounts.py)
+    turn_lengths: Float[Tensor, "N T"] | None = None  # the number of actions in each action's turn, whatever its rows
     row: Int[Tensor, " N"] | None = None  # each row's number in the whole batch, for who writes down what became of it
     logprobs_sampler: Float[Tensor, "N T"] | None = None
     baseline: Float[Tensor, " N"] | None = None  # score of the greedy answer
@@ -327,7 +328,7 @@ def _longest(mask: Bool[Tensor, "N T"]) -> int:
 def _episode_columns(owners: Sequence[Episode]) -> dict[str, Any]:
     """What is the same for a whole row [N]; `baseline` only if all episodes have one."""
     columns = {
-        "score": torch.tensor([episode.score for episode in owners]),
+        "score": torch.tensor([float(episode.score) for episode in owners]),
         "episode": torch.tensor([episode.index for episode in owners]),
         "group": torch.tensor([episode.group for episode in owners]),
         "version": torch.tensor([episode.version for episode in owners]),

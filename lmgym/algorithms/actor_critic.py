@@ -61,7 +61,8 @@ class ActorCritic(Regularised):
         # gamma and lambda, for all steps or for each.
         factors: Any = (self.gamma, self.gae_lambda)
         if self.discount_per == "turn":
-            numbers, precision = batch.require("turn")[row, column], batch.rewards.dtype
+            # Behind an episode's end there is no turn, whatever the rows are padded with.
+            numbers, precision = batch.require("turn")[row, column].masked_fill(~steps, -1), batch.rewards.dtype
             factors = (per_turn(numbers, factor, precision) for factor in factors)
         dense = credit.gae(rewards[row, column], values[row, column], steps, last_values[last_row] * cut, *factors)
         shape = (batch.actions.shape[0], batch.actions.shape[1])
@@ -101,11 +102,11 @@ class PPO(ActorCritic):
 
     epochs: PositiveInt = 4
     gae_lambda: Share = 0.95
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: Coefficient = 0.2
+    clip_high: Coefficient = 0.2
     clip_final_fraction: Share = 1.0
     """The clip range falls linearly over the stage to this share of itself."""
-    target_kl: float | None = None
+    target_kl: PositiveFloat | None = None
     """Leave the rest of a step's updates out once the mean KL(old, new) exceeds 1.5 times this (stable-baselines3)."""
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:

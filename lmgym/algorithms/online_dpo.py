@@ -41,8 +41,7 @@ class OnlineDPO(DPO):
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """The best and the worst of each group whose scores differ. Where none does, more prompts are drawn, and at
         last the first group stands in for a step that moves nothing."""
-        usable = [[episode for episode in group if not episode.error] for group in groups]
-        mixed = [group for group in usable if len({episode.score for episode in group}) > 1]
+        mixed = [group for group in groups if len({episode.score for episode in group}) > 1]
         score = attrgetter("score")
         pairs = [[max(group, key=score), min(group, key=score)] for group in mixed]  # of equals the earliest
         return pairs or groups[:1], not pairs

@@ -71,7 +71,7 @@ class Regularised(Algorithm):
                 "algorithm.kl_estimator is k1, whose gradient in a loss is zero on average; write k2 or k3, "
                 "or kl_in: reward"
             )
-        self.beta = self.kl_coefficient
+        self.beta = self.step_beta = self.kl_coefficient  # of the steps to come, and of the step in hand
 
     @property
     def formulas(self) -> Mapping[str, str]:
@@ -122,7 +122,7 @@ class Regularised(Algorithm):
             ratio = log_ratio(new.logprobs, batch.require("logprobs_old")).exp()
             weight = ratio if self.kl_estimator == "k3" else ratio.detach()
             penalty = ESTIMATORS[self.kl_estimator](new.logprobs, batch.require("logprobs_ref"))
-            terms["kl"] = (self.beta * weight * penalty, reduction)
+            terms["kl"] = (self.step_beta * weight * penalty, reduction)
         if self.entropy_coefficient:
             coefficient = self.entropy_coefficient * self.scheduled(self.entropy_final_fraction)
             terms["entropy"] = (-coefficient * new.require("entropy"), "token")
@@ -135,15 +135,16 @@ class Regularised(Algorithm):
         return {"beta": self.beta}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.beta = state["beta"]
+        self.beta = self.step_beta = state["beta"]
 
     def _penalty(self, batch: Batch) -> PerToken | None:
         """What the rewards lose, if anything; moves beta for the steps after this one, by the KL of this step."""
+        self.step_beta = self.beta
         if batch.logprobs_ref is None or not self.kl_coefficient:
             return None
         if self.kl_in == "loss" and self.kl_target is None:
             return None
-        old, beta = batch.require("logprobs_old"), self.beta
+        old = batch.require("logprobs_old")
         measured = kl.k1(old, batch.logprobs_ref) * batch.actions
         if self.kl_target is not None:
             if self.kl_controller == "proportional":
@@ -155,7 +156,7 @@ class Regularised(Algorithm):
                 self.beta = kl.horizon_update(self.beta, per_answer, self.kl_target, self.kl_horizon, episodes)
         if self.kl_in == "loss":
             return None
-        return beta * ESTIMATORS[self.kl_estimator](old, batch.logprobs_ref) * batch.actions
+        return self.step_beta * ESTIMATORS[self.kl_estimator](old, batch.logprobs_ref) * batch.actions
 
 
 def clipped_objective(

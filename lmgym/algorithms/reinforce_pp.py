@@ -9,7 +9,7 @@ from torch import Tensor
 from lmgym.algorithms.base import Terms
 from lmgym.algorithms.regularised import Regularised, check_group_baseline, clipped_objective
 from lmgym.batch import Batch, PolicyOutputs
-from lmgym.core.constraints import Share
+from lmgym.core.constraints import Coefficient, Share
 from lmgym.core.registry import register
 from lmgym.functional import advantages as credit
 from lmgym.functional.reductions import Reduction
@@ -39,8 +39,8 @@ class ReinforcePlusPlus(Regularised):
     """group: the mean score of the answers to the same prompt."""
     gamma: Share = 1.0
     """Discount per token."""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: Coefficient = 0.2
+    clip_high: Coefficient = 0.2
     reduction: Reduction = "token"
 
     def __post_init__(self) -> None:

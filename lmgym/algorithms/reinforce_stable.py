@@ -116,14 +116,15 @@ class ReinforceStable(Regularised):
             group = batch.group if self.baseline == "group" else torch.zeros_like(batch.group)
             means = turn_means(returns, batch.actions, batch.require("turn"), batch.episode, group)
             advantages = returns - batch.per_token(means)
-        return batch.replace(advantages=advantages, returns=returns)
+        lengths = turn_lengths(batch.actions, batch.require("turn"), batch.episode).clamp(min=1)
+        return batch.replace(advantages=advantages, returns=returns, turn_lengths=lengths)
 
     @property
     def formulas(self) -> Mapping[str, str]:
         return {name: text for name, text in super().formulas.items() if name != "kl"}  # the docstring has its own
 
     def loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Terms, Mapping[str, Tensor]]:
-        length = turn_lengths(batch.actions, batch.require("turn"), batch.episode).clamp(min=1)
+        length = batch.require("turn_lengths")
         cut = None
         if self.replayed and self.compat == "none":
             batch, cut = self._weighed_to_the_sampler(batch, new)
@@ -152,8 +153,7 @@ class ReinforceStable(Regularised):
         if self.requirements.reference and context.step % self.refresh_every == 0:
             context.refresh("reference")
         if self.replayed:
-            fresh = [[episode for episode in group if not episode.error] for group in self.buffer.fresh]
-            groups = [*self.buffer.groups, *filter(None, fresh)]
+            groups = [*self.buffer.groups, *self.buffer.fresh]
             self.buffer.end_step(newest_groups(groups, self.capacity), context, self.save_buffer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class ReinforceStable(Regularised):
         if batch.logprobs_ref is None:
             return -own * advantages
         reference = batch.logprobs_ref.clamp(min=LEAST_LOGPROB) / length
-        return -own * (advantages - self.beta * (own - reference))
+        return -own * (advantages - self.step_beta * (own - reference))
 
     def _weighed_to_the_sampler(self, batch: Batch, new: PolicyOutputs) -> tuple[Batch, PerToken]:
         """The batch with old log-probabilities whose ratio is min(pi / mu, truncate), and where that was cut."""

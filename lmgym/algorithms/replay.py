@@ -42,6 +42,11 @@ class Replay(GRPO):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_replay(self.replayed, self.capacity, "groups", self.load_buffer, self.save_buffer)
+        if self.requirements.reward is not True:
+            raise LmgymError(
+                "algorithm.credit pays for what is known only when answers are scored, and replay keeps groups by "
+                "their rewards; take another credit, or grpo without replay"
+            )
         if not self.correction.ratio_to_sampler or self.correction.mismatch_bound is not None:
             raise LmgymError(
                 "algorithm.correction: replay's ratio is to the sampler already; leave it out, or set its "

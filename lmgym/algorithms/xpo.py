@@ -43,7 +43,7 @@ class XPO(DPO):
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """The pairs of which both answers were played, and judged."""
-        pairs = [group for group in groups if len(group) > 1 and not any(episode.error for episode in group)]
+        pairs = [group for group in groups if len(group) > 1]
         return pairs, not pairs
 
     def batch_loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:

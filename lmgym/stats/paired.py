@@ -99,7 +99,7 @@ def compare_summed(
 
     The interval is that of a paired jackknife: both metrics without the same prompt (see `sums_interval`). The test
     swaps the two models' answers to random prompts, as `sign_flip` does for means (S. Riezler and J. Maxwell, W05-0908,
-    section 4). Raises LmgymError for different numbers of prompts.
+    section 4); there is none for an undefined difference. Raises LmgymError for different numbers of prompts.
 
     Example: compare_summed(a, b).difference -> Interval(mean=0.012, low=0.004, high=0.021, count=500)"""
     if len(first.rows) != len(second.rows):
@@ -115,10 +115,12 @@ def compare_summed(
     for start in range(0, flips, rows):
         swapped = random.integers(2, size=(min(rows, flips - start), len(first.rows)))
         mixed = (1 - swapped) @ first.rows + swapped @ second.rows
-        hits += int((abs(first.value(mixed) - second.value(both.sum(0) - mixed)) >= observed).sum())
-    p = (1 + hits) / (1 + flips)
+        # A swap whose difference is undefined (NaN) counts as one that is as large.
+        hits += int((~(abs(first.value(mixed) - second.value(both.sum(0) - mixed)) < observed)).sum())
+    p = (1 + hits) / (1 + flips) if math.isfinite(difference.mean) else math.nan
     method = "jackknife" if difference.has_bounds else "none"
-    return Paired(one, two, difference, p, None, None, None, method, "sign flip")
+    test = "none" if math.isnan(p) else "sign flip"
+    return Paired(one, two, difference, p, None, None, None, method, test)
 
 
 def compare_seeds(

@@ -36,7 +36,7 @@ from lmgym.training.stage_checkpoint import save_checkpoint
 from lmgym.training.symptoms import warn_of_failures, warn_of_symptoms
 from lmgym.training.teacher_rows import with_teacher_rows
 from lmgym.training.tracing import StepTrace, begin_trace, write_trace
-from lmgym.training.unjudged import judged_groups, refuse_unjudged
+from lmgym.training.unjudged import refuse_unjudged, usable_groups
 from lmgym.types import Episode
 from lmgym.updates.prepare import batch_metrics, prepare
 from lmgym.updates.update import update
@@ -120,7 +120,7 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
 
 def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[list[Episode]]]:
     """The groups of all draws of a step, until the algorithm wants no more, and those that it selects. It is shown the
-    answers that were judged."""
+    answers that were played to their end and judged."""
     algorithm, config, required = stage.algorithm, stage.config, stage.algorithm.requirements
     groups, usable, selected = list[list[Episode]](), list[list[Episode]](), list[list[Episode]]()
     if stage.source.samples:
@@ -140,7 +140,7 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
         if given := stage.given(step, number, first_group=len(groups)):
             episodes = with_given(episodes, replace(draw, prompts=given))
         groups += groups_of(episodes)
-        usable = judged_groups(groups, required)
+        usable = usable_groups(groups, required)
         selected, more = algorithm.select(usable, config.prompts_per_step) if usable or not groups else ([], True)
         if not more:
             break

@@ -1,4 +1,4 @@
-"""Answers that no reward could judge: they are left out of a step, and warned of."""
+"""Answers that have no part in a step: those whose environment failed, and those that no reward could judge."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -10,19 +10,22 @@ from lmgym.training.stage import StageRun
 from lmgym.types import Episode
 
 
-def judged_groups(groups: list[list[Episode]], required: Requirements) -> list[list[Episode]]:
-    """The groups without the answers that no reward could judge, which have no part in the step, nor those whose
-    baseline could not be judged; all of them, where the algorithm learns from no reward."""
-    if not required.reward:
-        return groups
+def usable_groups(groups: list[list[Episode]], required: Requirements) -> list[list[Episode]]:
+    """The groups without the answers that have no part in the step: those whose environment failed and, if the
+    algorithm learns from rewards, those that no reward could judge, or whose baseline has no score."""
     compared = required.greedy or (required.rival is not None and not required.rival.trains)
-    judged = ([one for one in group if one.judged and not (compared and one.baseline is None)] for group in groups)
-    return [group for group in judged if group]
+
+    def is_usable(one: Episode) -> bool:
+        judged = one.judged and not (compared and one.baseline is None)
+        return not one.error and (judged or not required.reward)
+
+    usable = ([one for one in group if is_usable(one)] for group in groups)
+    return [group for group in usable if group]
 
 
 def refuse_unjudged(groups: Sequence[Sequence[Episode]], step: int) -> NoReturn:
     """Raise LmgymError about a step of which all draws are there, and no answer was judged."""
-    errors = [error for group in groups for episode in group for error in episode.reward_errors.values()]
+    errors = [error for group in groups for one in group for error in (*one.reward_errors.values(), one.error) if error]
     why = f"; the first failure: {errors[0]}" if errors else ""
     raise LmgymError(
         f"step {step + 1}: no reward judged any of its {sum(map(len, groups))} answers (each was None or a failure), "

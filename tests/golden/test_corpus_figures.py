@@ -135,6 +135,18 @@ def test_a_broken_corpus_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
             corpora(reward, groups_of([("a", "b")]))
 
 
+def test_a_corpus_may_be_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(texts: list[str], examples: list[Example]) -> list[float]:
+        return [0.0] * len(texts)
+
+    reward = build_rewards({"words": 0})
+    monkeypatch.setattr(reward[0], "function", judge)
+    for number in (2, np.int64(2), np.float32(2)):
+        judge.corpus = lambda texts, examples, number=number: number  # type: ignore[attr-defined]
+        (found,) = corpora(reward, groups_of([("a", "b")])).values()
+        assert (found.value, type(found.value)) == (2.0, float)
+
+
 # ---------------------------------------------------------------- intervals and tests of sums
 
 
@@ -163,6 +175,8 @@ def test_differences_of_bleu() -> None:
     found = compare_summed(worse.summed, better.summed)
     assert found.difference.low > 0 and found.p == pytest.approx(1e-4)  # no swap of 9,999 is as far from 0
     assert found.difference.mean == pytest.approx(better.value - worse.value)
+    undefined = SufficientStatistics(worse.summed.rows, lambda rows: np.full(len(rows), math.nan))
+    assert math.isnan(compare_summed(undefined, undefined).p) and compare_summed(undefined, undefined).test == "none"
     equal = compare_summed(worse.summed, same.summed)
     assert (equal.difference.mean, equal.difference.has_bounds, equal.interval, equal.p) == (0.0, False, "none", 1.0)
     with pytest.raises(LmgymError, match="comparison of 80 prompts with 79"):

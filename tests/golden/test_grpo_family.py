@@ -18,6 +18,7 @@ from torch import Tensor, tensor
 from lmgym.algorithms.actor_critic import PPO
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.grpo.algorithm import GRPO
+from lmgym.algorithms.grpo.credit import GroupMean, PassAtK
 from lmgym.algorithms.grpo.members import MEMBERS as PRESETS
 from lmgym.algorithms.regularised import Regularised
 from lmgym.algorithms.reinforce import RLOO, Reinforce
@@ -437,8 +438,26 @@ def test_dynamic_sampling_draws_until_enough_groups_differ() -> None:
     assert dapo.select([equal, equal], 1) == ([equal], True)
     assert dapo.select([equal, mixed, group(0.5, 0.4), mixed], 2) == ([mixed, group(0.5, 0.4)], False)
     assert GRPO(group_size=2).select([equal], 4) == ([equal], False)
+    # The group that stands in where no scores differ moves nothing, however long its answers are.
+    answers = [Episode(Example("x", "?"), 0, n, [Turn([9], [5] * k)], score=1.0) for n, k in enumerate((10, 4))]
+    assert not dapo.advantages(collate(answers, limit=10)).advantages.any()
+    answers[1].score = 0.5
+    apart = dapo.advantages(collate(answers, limit=10)).advantages
+    assert apart.any() and GRPO(group_size=2, overlong=0.2).advantages(collate(answers, limit=10)).advantages.any()
     replay = Replay(group_size=2, dynamic_sampling=True)
     assert replay.select([equal, mixed], 2) == ([mixed], True) and replay.buffer.fresh == [mixed]
+
+
+def test_whole_numbers_are_scores_as_good_as_others() -> None:
+    """A loop of one's own writes 1 and 0."""
+    for credit in (GroupMean(scale="batch"), PassAtK(k=2)):
+        algorithm, found = GRPO(group_size=4, credit=credit, overlong=0.2), []
+        for kind in (int, float):
+            episodes = [
+                Episode(Example("x", "?"), 0, n, [Turn([9], [5] * (n + 6))], score=kind(n < 2)) for n in range(4)
+            ]
+            found.append(algorithm.advantages(collate(episodes, limit=10)).advantages)
+        assert torch.equal(*found) and found[0].any()
 
 
 @pytest.mark.parametrize("score", [0.1, 0.7, 1.1])
@@ -493,6 +512,14 @@ def test_case_1_the_controllers(kl_in: Any) -> None:
         old = batch.actions * -1.0
         horizon.advantages(batch.replace(logprobs_old=old, logprobs_ref=old - per_answer / 2 * batch.actions))
         assert horizon.beta == pytest.approx(expected, abs=1e-8)
+    # A penalty in the loss weighs what one in the reward does: beta as it was before this step's KL moved it.
+    if kl_in == "loss":
+        batch, _ = penalised(grpo, [1.0] * 3)
+        before, prepared = grpo.beta, grpo.advantages(batch)
+        terms = grpo.regularising_terms(prepared, PolicyOutputs(prepared.logprobs_old), "token")
+        plain = Regularised(kl_coefficient=before, kl_in="loss", kl_estimator="k3")
+        expected = plain.regularising_terms(prepared, PolicyOutputs(prepared.logprobs_old), "token")["kl"][0]
+        assert grpo.beta != before and torch.equal(terms["kl"][0], expected)
     other = GRPO(kl_coefficient=0.5, kl_target=1.0)
     other.load_state_dict(json.loads(json.dumps(grpo.state_dict())))
     assert other.beta == grpo.beta != 0.1

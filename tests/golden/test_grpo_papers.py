@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, tensor
 
 from lmgym.algorithms.grpo.algorithm import GRPO
+from lmgym.algorithms.grpo.tokens import KlCov
 from lmgym.algorithms.replay import Replay
 from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.core.errors import LmgymError
@@ -440,6 +441,18 @@ def test_kl_cov_penalises_the_tokens_of_largest_covariance(seed: int) -> None:
     loss, gradient, _, metrics = whole(preset("kl_cov", covariance_share=0.1), inputs)
     assert count > 1 and metrics["tokens/chosen"] == pytest.approx(count / len(values))
     assert float(loss) == pytest.approx(expected, rel=1e-12) and same(gradient, slopes)
+
+
+def test_the_penalty_of_kl_cov_is_divided_by_the_limit_as_the_rest_is() -> None:
+    inputs = Inputs(0)
+    batch = ours(GRPO(), inputs)[2].replace(limit=50)
+    outputs = PolicyOutputs(place(batch, inputs.new))
+    parts: dict[str, Any] = {"group_size": SIZE, "tokens": KlCov(share=0.1)}
+    summed, limited = (GRPO(reduction=how, **parts) for how in ("constant", "limit"))
+    whole_sum, each = (one.batch_loss(one.advantages(batch), outputs)[0] for one in (summed, limited))
+    assert whole_sum.keys() == each.keys() and len(each) == 2
+    for name, term in whole_sum.items():
+        assert float(term) != 0 and float(each[name]) == pytest.approx(float(term) / 50, rel=1e-12)
 
 
 @every_seed

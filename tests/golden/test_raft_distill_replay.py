@@ -17,6 +17,7 @@ import lmgym
 from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.distill import Distill
 from lmgym.algorithms.grpo.algorithm import GRPO
+from lmgym.algorithms.grpo.self_certainty import SelfCertainty
 from lmgym.algorithms.raft import RAFT
 from lmgym.algorithms.replay import Replay
 from lmgym.algorithms.requirements import Requirements
@@ -375,6 +376,7 @@ def test_a_run_replays_and_logs_the_fresh_answers(tmp_path: Path) -> None:
         (lambda: Replay(replayed=9, capacity=8), "raise capacity, or lower replayed"),
         (lambda: grpo(kind=Replay, truncate=0.0), "algorithm.surrogate.cap is 0.0"),
         (lambda: Replay(group_size=1), "at least 2"),
+        (lambda: Replay(credit=SelfCertainty()), "replay keeps groups by their rewards; take another"),
     ],
 )
 def test_refusals(make: Callable[[], Algorithm], message: str) -> None:

@@ -74,6 +74,23 @@ def test_two_turns_without_a_token_between_them_are_two_steps() -> None:
         assert on_actions(batch, turn_lengths(batch.actions, batch.turn, batch.episode)) == [lengths]
 
 
+def test_a_turn_in_two_rows_has_one_length_whatever_rows_are_computed_together() -> None:
+    """An encoder-decoder reads a calculator's result in a row of its own; the line goes on."""
+    begun = Turn([0], [5, 6, 7], text="2*3=", continuation="6>>", unfinished=True, source_ids=[3])
+    ended = Turn([0], [8], reward=1.0, restart=True, source_ids=[3, 4])
+    algorithm = ReinforceStable(kl_coefficient=0.0)
+    batch = in_double(Episode(Example("x", "?"), 0, 0, [begun, ended], score=1.0))
+    batch = algorithm.advantages(batch).replace(logprobs_old=batch.rewards * 0)
+    assert len(batch) == 2 and on_actions(batch, batch.turn_lengths) == [[4, 4, 4], [4]]
+    logprobs = batch.actions * -0.5
+    whole = algorithm.loss(batch, PolicyOutputs(logprobs))[0]["policy"][0]
+    for row in range(2):
+        part = batch[tensor([row])]
+        width = part.tokens.shape[1]
+        alone = algorithm.loss(part, PolicyOutputs(logprobs[row : row + 1, :width]))[0]["policy"][0]
+        assert alone.any() and torch.equal(alone, whole[row : row + 1, :width])
+
+
 @given(seed=st.integers(0, 2**31), gamma=st.floats(0, 1))
 def test_turn_returns_and_lengths_are_those_of_the_episodes(seed: int, gamma: float) -> None:
     """Against Python lists, over conversations with and without rewritten prompts."""

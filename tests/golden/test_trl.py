@@ -21,7 +21,7 @@ from lmgym.batch import Batch, PolicyOutputs, collate
 from lmgym.config.build import build
 from lmgym.rewards.base import Reward
 from lmgym.rollouts.rollout import apply_rewards, groups_of
-from lmgym.training.unjudged import judged_groups
+from lmgym.training.unjudged import usable_groups
 from lmgym.types import Episode, Example, Turn
 from tests import rounding
 from tests.family import grpo
@@ -267,7 +267,7 @@ def ours_of(table: Tensor, algorithm: Algorithm) -> Tensor:
     ]
     episodes = [Episode(Example("x", "?"), row // SIZE, row, [Turn([9], [5])]) for row in range(len(table))]
     apply_rewards(episodes, rewards)
-    judged = [one for group in judged_groups(groups_of(episodes), algorithm.requirements) for one in group]
+    judged = [one for group in usable_groups(groups_of(episodes), algorithm.requirements) for one in group]
     weights = {reward.name: reward.weight for reward in rewards}
     batch = collate(judged, weights=weights if algorithm.requirements.reward_components else None)
     exact = {"score": torch.tensor([one.score for one in judged], dtype=torch.float64)}

@@ -114,11 +114,7 @@ class GRPO(GroupRelative):
         if self.squared_log_ratio_coefficient:
             drift = self.squared_log_ratio_coefficient * difference**2 * (batch.require("advantages") != 0)
             terms["drift"] = (drift, self._reduction)
-        if self.reduction == "limit":
-            assert batch.limit is not None  # see _check_columns
-            scale = {"constant": 1.0 / batch.limit}
-            terms = {name: (scale.get(how, 1.0) * term, how) for name, (term, how) in terms.items()}
-        return terms, {**metrics, **measured, "kl/old": difference.exp() - 1 - difference}
+        return self._scaled(batch, terms), {**metrics, **measured, "kl/old": difference.exp() - 1 - difference}
 
     def batch_loss(self, batch: Batch, new: PolicyOutputs) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
         """The same loss, where tokens are chosen by a look at all of the step's."""
@@ -127,7 +123,8 @@ class GRPO(GroupRelative):
         chosen = self.tokens.chosen(batch, new, old, self.surrogate)
         advantages = batch.require("advantages") * self.tokens.trains(chosen)
         terms, metrics = self.loss(batch.replace(advantages=advantages), new)
-        terms |= {name: (term, self._reduction) for name, term in self.tokens.penalty(chosen, new, old).items()}
+        penalties = self.tokens.penalty(chosen, new, old)
+        terms |= self._scaled(batch, {name: (term, self._reduction) for name, term in penalties.items()})
         # What a driver would do with the terms of one micro-batch.
         total, episode_tokens = totals(actions, batch.episode), tokens_of_episode(actions, batch.episode)
         reduced = {
@@ -144,6 +141,14 @@ class GRPO(GroupRelative):
     @property
     def _reduction(self) -> Reduction:
         return "constant" if self.reduction == "limit" else self.reduction
+
+    def _scaled(self, batch: Batch, terms: Terms) -> Terms:
+        """With `reduction: limit` the sums over tokens, divided by the limit; else the terms as they are."""
+        if self.reduction != "limit":
+            return terms
+        assert batch.limit is not None  # see _check_columns
+        scale = {"constant": 1.0 / batch.limit}
+        return {name: (scale.get(how, 1.0) * term, how) for name, (term, how) in terms.items()}
 
     def _check_columns(self, batch: Batch) -> None:
         """Raise LmgymError where the batch lacks what a part asks for; the trainer's own batches have it."""

@@ -13,6 +13,7 @@ from lmgym.batch import Batch
 from lmgym.core.constraints import Rule, Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.parts import check_part, documentation
+from lmgym.functional.advantages import mixed_groups
 from lmgym.functional.group_advantages import overlong_penalty
 from lmgym.functional.turn_discounts import longest_turns
 from lmgym.types import Episode
@@ -81,7 +82,10 @@ class GroupRelative(Regularised):
             if batch.limit is None:
                 raise LmgymError("algorithm.overlong needs the token limit of an answer; give collate(limit=...)")
             longest = longest_turns(batch.actions, batch.require("turn"), batch.episode)
-            score = score + overlong_penalty(longest, batch.limit, self.overlong).to(score.dtype)
+            penalty = overlong_penalty(longest, batch.limit, self.overlong).to(score.dtype)
+            if self.dynamic_sampling:  # the group that stands in where no scores differ moves nothing
+                penalty = penalty * mixed_groups(batch.score, batch.group)
+            score = score + penalty
         # The credit of each token; what was cut off may have none.
         advantages = self.credit.advantages(batch, score)
         if self.mask_truncated:

@@ -11,7 +11,7 @@ from lmgym.rollouts.play import share_of
 from lmgym.rollouts.rollout import apply_rewards, groups_of
 from lmgym.training.loop import mark_selected
 from lmgym.training.stage import StageRun
-from lmgym.training.unjudged import judged_groups
+from lmgym.training.unjudged import usable_groups
 from lmgym.types import Episode, Example, Turn
 
 
@@ -64,7 +64,7 @@ def recorded_episodes(folder: Path, stage: StageRun, step: int, judge: bool) -> 
         most = share_of(config.rewards_failed, len(episodes))
         apply_rewards(episodes, stage.rewards, config.reward_timeout, stage.run.policy.tokenizer, most)
     groups = groups_of(episodes)
-    usable = judged_groups(groups, stage.algorithm.requirements)
+    usable = usable_groups(groups, stage.algorithm.requirements)
     selected, _ = stage.algorithm.select(usable, stage.config.prompts_per_step)
     stage.stream.observe(episodes)
     if not any(selected):
