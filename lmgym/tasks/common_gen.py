@@ -8,9 +8,11 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, prompt_writer
+from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import column
 from lmgym.tasks.rows.find import Source, files_of
 from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.tasks.rows.unpacked import lines_of
 from lmgym.tasks.sources import disjoint, texts_of
 from lmgym.types import Example
@@ -69,10 +71,10 @@ def _read(part: str, path: str | Path | None, hub_id: str) -> Iterator[tuple[tup
     """The concepts and sentences of each row."""
     file = None if path is None else _concepts_file(part, Path(path).expanduser())
     if file is not None:
-        yield from _aligned(file, part)
+        yield from fitting(_aligned(file, part), _of_lines)
         return
-    for where, row in load_rows("common_gen", part, path, hub_id):
-        yield _concepts(row, where), _sentences(row, where, part)
+    rows = load_rows("common_gen", part, path, hub_id)
+    yield from fitting(rows, lambda _, row: (_concepts(row[1], row[0]), _sentences(row[1], row[0], part)))
 
 
 def _concepts_file(part: str, path: Path) -> Path | None:
@@ -89,19 +91,25 @@ def _holds(part: str, file: Path) -> bool:
         return False
 
 
-def _aligned(file: Path, part: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+def _of_lines(_: int, row: Row) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    where, lines = row
+    concepts = _split(lines["concepts"], where)
+    return concepts, texts_of([lines["sentence"][1]], lines["sentence"][0], "sentence") if lines["sentence"] else ()
+
+
+def _aligned(file: Path, part: str) -> Iterator[Row]:
     """The rows of the original's two files, whose lines belong together. Test may have no file of sentences."""
     sentences = file.with_name(file.name.replace(CONCEPTS, SENTENCES))
     if not file.name.endswith(CONCEPTS):
         raise LmgymError(f"task.path: a file of lines must be named NAME{CONCEPTS}, with NAME{SENTENCES}, not {file}")
     if part == "test" and not sentences.is_file():
         for where, line in lines_of(file):
-            yield _split(line, where), ()
+            yield where, {"concepts": line, "sentence": None}
         return
     for above, below in zip_longest(lines_of(file), lines_of(sentences)):
         if above is None or below is None:
             raise LmgymError(f"{(above or below)[0]}: the line has no other in {file if above is None else sentences}")
-        yield _split(above[1], above[0]), texts_of([below[1]], below[0], "sentence")
+        yield above[0], {"concepts": above[1], "sentence": below}
 
 
 def _split(line: str, where: str) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ class Curriculum:
         self.stream, self.section = stream, section
         self.position = 0  # in the stream's sequence: where the next step begins
         self.resting: dict[str, int] = {}  # by id of the example: the first epoch that it is in again
+        self._asked: dict[str, int] = {}  # by id, of the step in flight: the last epoch that it was asked in
         self._ends: dict[int, int] = {}  # of each draw of the step in flight: where the next one begins
         self._rates: dict[str, float] = {}
 
@@ -64,8 +65,10 @@ class Curriculum:
         position, awake = self._ends[draw - 1] if draw else self.position, list[Example]()
         while len(awake) < self.stream.prompts_per_step:
             example = self.stream.example(position)
-            if self.resting.get(example.id, 0) <= position // self.size:
+            epoch = position // self.size
+            if self.resting.get(example.id, 0) <= epoch:
                 awake.append(example)
+                self._asked[example.id] = max(epoch, self._asked.get(example.id, 0))
             position += 1
         self._ends[draw] = position
         return awake
@@ -82,13 +85,13 @@ class Curriculum:
         """The step is done: what was noted of it counts from the next one on."""
         if self._ends:
             self.position = max(self._ends.values())
-        again = (self.position - 1) // self.size + 1 + self.section.rest
+        last = (self.position - 1) // self.size
         for name, rate in self._rates.items():
             if self.section.hopeless < rate < self.section.solved:
                 self.resting.pop(name, None)
             else:
-                self.resting[name] = again
-        self._ends, self._rates = {}, {}
+                self.resting[name] = self._asked.get(name, last) + 1 + self.section.rest
+        self._asked, self._ends, self._rates = {}, {}, {}
 
     def metrics(self) -> dict[str, float]:
         """The share of the examples that rest."""

@@ -20,7 +20,7 @@ from lmgym.tasks.rows.indexed import IndexedRows
 from lmgym.tasks.rows.load import Found, find_split
 from lmgym.tasks.rows.pictures import RowPictures
 from lmgym.tasks.rows.reader import Reader
-from lmgym.tasks.rows.unfit import dropping, fitting, unreadable
+from lmgym.tasks.rows.unfit import dropping, fitting, tell, told_elsewhere, unreadable
 from lmgym.tasks.sources import check_shares
 from lmgym.tasks.streamed import StreamedExamples
 from lmgym.types import Example, told_apart
@@ -129,7 +129,7 @@ class _Data:
         """The examples of a split, as a list or where they lie."""
         patterned = "{split}" in str(self.source.path)  # it says where each split is
         if split != "train" and (own := self._own(split, needed=patterned)) is not None:
-            return self._all(own, split, f"/{split}", None)
+            return self._all(own, split, f"/{split}", None, ("test",) if split == "validation" else ())
         if split != "train" and not self.shares[split]:
             raise MissingSplit(f"task 'data' has no split '{split}': set task.{split}_path, or task.{split} above 0")
         found = find_split(self.source, "train")
@@ -140,39 +140,78 @@ class _Data:
             0.0 if patterned or self._own(part) is not None else self.shares[part] for part in ("test", "validation")
         )
         ends = [test, test + validation]  # of these shares, among hashes in [0, 1)
-        return self._all(found, split, "" if exact else "/train", ends if any(ends) else None)
+        below = "" if exact else "/train"
+        return self._all(found, split, below, ends if any(ends) else None, ("test", "validation"))
 
     def _own(self, split: str, needed: bool = False) -> Found | None:
         """The data of a split that has its own; None if it is to be taken out of train. Raises MissingSplit if it is
         named, or `needed`, and is not there."""
         try:
-            if (path := self.own[split]) is not None:
-                names = (*NAMES[split], "train")
-                return find_split(replace(self.source, path=path, splits={}, names={split: names}), split)
-            return find_split(self.source, split)
+            path = self.own[split]
+            if path is None:
+                return find_split(self.source, split)
+            each = [path] if isinstance(path, str | Path) or not path else path
+            found = [self._named(one, split) for one in each]
+            return replace(found[0], files=[one for part in found for one in part.files])
         except MissingSplit:
             if needed or split in self.source.splits or self.own[split] is not None:
                 raise
             return None
 
-    def _all(self, found: Found, split: str, below: str, ends: list[float] | None) -> Sequence[Example]:
-        """The examples of what was found, or those of them whose prompts are the split's."""
-        stems = {file: stem + below for file, stem in _stems(found).items()}
-        if self.streaming or (self.streaming is None and found.large):
-            return self._streamed(found, split, stems, ends)
-        places = dict[str, str]()
+    def _named(self, path: Paths, split: str) -> Found:
+        """The data at a path that the recipe names for a split: the files of that name, else those of train, else of
+        any other, whose names do not count then."""
+        missing = list[MissingSplit]()
+        for names in (NAMES[split], NAMES["train"], [name for known in NAMES.values() for name in known]):
+            try:
+                return find_split(replace(self.source, path=path, splits={}, names={split: names}), split)
+            except MissingSplit as error:
+                missing.append(error)
+        raise missing[0]
 
-        def make(number: int, row: Row) -> Example:
-            example = self.reader.example(row, stems)
+    def _all(
+        self, found: Found, split: str, below: str, ends: list[float] | None, others: Sequence[str]
+    ) -> Sequence[Example]:
+        """The examples of what was found, or those of them whose prompts are the split's. In memory, without prompts
+        of those `others` that have data of their own."""
+        stems = {file: stem + below for file, stem in _stems(found).items()}
+        if self._stays(found):
+            return self._streamed(found, split, stems, ends)
+        places, held_out, twice = dict[str, str](), self._held_out(found, others), 0
+
+        def make(number: int, row: Row) -> tuple[float, Example] | None:
+            nonlocal twice
+            prompt = self.reader.prompt_of(row)
+            # Without its tools: rows that differ in these only are in one split.
+            if (told := told_apart(prompt)) in held_out:
+                twice += 1
+                return None
+            example = self.reader.example(row, stems, prompt)
             if (first := places.setdefault(example.id, row[0])) != row[0]:
                 line = place_of(first)[1]
                 raise LmgymError(f"{row[0]}: the id '{example.id}' is that of line {line} already; ids must be unique")
-            return example
+            return (0.0 if ends is None else hash_fraction(told)), example
 
-        examples = list(fitting(found.rows(), make))
+        made = list(fitting(found.rows(), make))
+        if twice:
+            tell(f"rows that are left out, since another split's own data holds their prompts too: {twice:,}")
         if ends is None:
-            return examples
-        return [examples[place] for place in self._shared(split, ends, [_fraction(one.prompt) for one in examples])]
+            return [example for _, example in made]
+        return [made[place][1] for place in self._shared(split, ends, [fraction for fraction, _ in made])]
+
+    def _stays(self, found: Found) -> bool:
+        """True if the rows stay in their files."""
+        return bool(self.streaming or (self.streaming is None and found.large))
+
+    def _held_out(self, found: Found, others: Sequence[str]) -> set[str]:
+        """The prompts of the data that `others` have of their own, but of the same rows once more: who names them for
+        both splits means it. In data that stays in its files they are not looked for."""
+        prompts = set[str]()
+        for own in map(self._own, others):
+            if own is not None and not self._stays(own) and not own.same_rows(found):
+                with told_elsewhere():
+                    prompts.update(fitting(own.rows(), lambda _, row: told_apart(self.reader.prompt_of(row))))
+        return prompts
 
     def _streamed(
         self, found: Found, split: str, stems: Mapping[str, str], ends: list[float] | None
@@ -189,7 +228,7 @@ class _Data:
             chosen = array("q", among.astype(np.int64).tobytes())
         return StreamedExamples(files, read, chosen, asked=bool(self.streaming))
 
-    def _fractions(self, files: Sequence[IndexedRows], read: Callable[[Row], Example]) -> np.ndarray:
+    def _fractions(self, files: Sequence[IndexedRows], read: Callable[..., Example]) -> np.ndarray:
         """The hash of each row's prompt, in [0, 1); 2 for rows that do not fit. Two splits of a run ask for it."""
         key = (tuple(file.sha256 for file in files), repr((self.reader.prompt, self.reader.pictures)))
         if key in _fractions_of and not dropping():
@@ -199,8 +238,10 @@ class _Data:
         for file in files:
             for index, row in file.rows(only):
                 try:
-                    prompt = read(row).prompt if dropping() else self.reader.prompt_of(row)
-                    fractions[first + index] = _fraction(prompt)
+                    prompt = self.reader.prompt_of(row)
+                    if dropping():
+                        read(row, prompt=prompt)  # raises for a row that does not fit
+                    fractions[first + index] = hash_fraction(told_apart(prompt))
                 except LmgymError as error:
                     unreadable(row[0], error)
             first += len(file)
@@ -221,13 +262,6 @@ class _Data:
                 f"(rows: {rows}); {share}, or give the split a path of its own, such as task.test_path"
             )
         return np.flatnonzero(parts == list(counts).index(split))
-
-
-def _fraction(prompt: Any) -> float:
-    """Of the texts alone: rows that differ in their tools only are in one split."""
-    if not isinstance(prompt, str):
-        prompt = [{key: value for key, value in message.items() if key != "tools"} for message in prompt]
-    return hash_fraction(told_apart(prompt))
 
 
 def _stems(found: Found) -> dict[str, str]:

@@ -10,11 +10,13 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.tasks.base import MissingSplit, prompt_writer
+from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import column
 from lmgym.tasks.rows.find import NAMES, Source, files_of
 from lmgym.tasks.rows.formats import read_json
 from lmgym.tasks.rows.json_text import as_object
 from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import fitting, unreadable
 from lmgym.tasks.rows.unpacked import lines_of
 from lmgym.tasks.sources import check_sizes, disjoint
 from lmgym.types import Example
@@ -115,14 +117,13 @@ def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bo
             if "\0" in episode:
                 raise LmgymError(f"{place}: the name of an episode holds a NUL byte, which no file name can have")
             file = folder / "cleaned data" / f"{episode.strip()}.json"
-            turns = list(_turns(file))
-            for index, (actor, text) in enumerate(turns):
+            turns = list(fitting(_turns(file), lambda _, row: _turn(row)))
+            for index, (where, actor, text) in enumerate(turns):
                 if not text.strip() and not skip_blank:
-                    raise LmgymError(
-                        f"{file}: turn {index + 1}: key 'UTTERANCES' holds no text; task.skip_blank leaves it out"
-                    )
+                    blank = f"{where}: key 'UTTERANCES' holds no text; task.skip_blank leaves it out"
+                    unreadable(where, LmgymError(blank))
                 if index > 1 and text.strip():
-                    lines = [f"{name}: {words}" for name, words in turns[max(0, index - max_context_size) : index]]
+                    lines = [f"{name}: {words}" for _, name, words in turns[max(0, index - max_context_size) : index]]
                     prompt = "\n".join([*lines, f"{actor}: "])
                     meta = {"episode": episode.strip(), "actor": actor}
                     yield Example(f"crd3/{part}/{episode.strip()}/{index}", prompt, (text,), meta)
@@ -130,33 +131,42 @@ def crd3(split: str, path: str | Path, max_context_size: int = 5, skip_blank: bo
     return disjoint("crd3", split, examples_of)
 
 
-def _turns(file: Path) -> Iterator[tuple[str, str]]:
-    """Actor and text of each turn."""
+def _turns(file: Path) -> Iterator[Row]:
+    """The turns of an episode."""
     turns = column(as_object(read_json(file), str(file)), "TURNS", str(file))
     if not isinstance(turns, list):
         raise LmgymError(f"{file}: key 'TURNS' must hold a list, got {type(turns).__name__}")
-    for number, turn in enumerate(turns, start=1):
-        where = f"{file}: turn {number}"
-        names, utterances = (column(as_object(turn, where), name, where) for name in ("NAMES", "UTTERANCES"))
-        for name, texts in (("NAMES", names), ("UTTERANCES", utterances)):
-            if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-                raise LmgymError(f"{where}: key '{name}' must hold a list of texts, got {texts!r}")
-        yield names[0], " ".join(utterances)
+    return ((f"{file}: turn {number}", turn) for number, turn in enumerate(turns, start=1))
+
+
+def _turn(row: Row) -> tuple[str, str, str]:
+    """Place, actor and text of a turn."""
+    where, turn = row
+    names, utterances = (column(as_object(turn, where), name, where) for name in ("NAMES", "UTTERANCES"))
+    for name, texts in (("NAMES", names), ("UTTERANCES", utterances)):
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            raise LmgymError(f"{where}: key '{name}' must hold a list of texts, got {texts!r}")
+    return where, names[0], " ".join(utterances)
 
 
 def _dialogues(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue]:
     """The checked dialogues of a split, with intents and emotions as whole numbers."""
     file = None if path is None else _original(part, Path(path).expanduser())
-    for dialogue in _lines(file) if file is not None else _rows(part, path, hub_id):
-        where = dialogue.where
-        if not dialogue.utterances or not all(isinstance(text, str) and text.strip() for text in dialogue.utterances):
-            raise LmgymError(f"{where}: each utterance must be a text, got {dialogue.utterances!r}")
-        codes = []
-        for name, given, known in (("act", dialogue.intents, INTENTS), ("emotion", dialogue.emotions, EMOTIONS)):
-            if given is not None and len(given) != len(dialogue.utterances):
-                raise LmgymError(f"{where}: {len(given)} codes in '{name}' for {len(dialogue.utterances)} utterances")
-            codes.append(given and [_code(value, known, name, where) for value in given])
-        yield _Dialogue(where, [text.strip() for text in dialogue.utterances], *codes)
+    if file is not None:
+        return fitting(_lines(file), lambda _, row: _checked(_of_line(row)))
+    return fitting(load_rows("daily_dialog", part, path, hub_id), lambda _, row: _checked(_of_row(row)))
+
+
+def _checked(dialogue: _Dialogue) -> _Dialogue:
+    where = dialogue.where
+    if not dialogue.utterances or not all(isinstance(text, str) and text.strip() for text in dialogue.utterances):
+        raise LmgymError(f"{where}: each utterance must be a text, got {dialogue.utterances!r}")
+    codes = []
+    for name, given, known in (("act", dialogue.intents, INTENTS), ("emotion", dialogue.emotions, EMOTIONS)):
+        if given is not None and len(given) != len(dialogue.utterances):
+            raise LmgymError(f"{where}: {len(given)} codes in '{name}' for {len(dialogue.utterances)} utterances")
+        codes.append(given and [_code(value, known, name, where) for value in given])
+    return _Dialogue(where, [text.strip() for text in dialogue.utterances], *codes)
 
 
 def _original(part: str, path: Path) -> Path | None:
@@ -167,8 +177,8 @@ def _original(part: str, path: Path) -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
-def _lines(file: Path) -> Iterator[_Dialogue]:
-    """Dialogues from the original's files: one dialogue per line, its intents and emotions in two files next to it."""
+def _lines(file: Path) -> Iterator[Row]:
+    """The lines of the original's files: one dialogue per line, its intents and emotions in two files next to it."""
     beside = [file.with_name(file.name.replace("dialogues", f"dialogues_{name}", 1)) for name in ("act", "emotion")]
     labelled = [other for other in beside if other.is_file() and other != file]
     if len(labelled) == 1:
@@ -176,28 +186,30 @@ def _lines(file: Path) -> Iterator[_Dialogue]:
     for (where, line), *labels in zip_longest(lines_of(file), *map(lines_of, labelled), fillvalue=("", "")):
         if not where:
             raise LmgymError(f"{labels[0][0] or labels[1][0]}: there is no such line in {file}")
-        utterances = line.split(END)
-        if utterances.pop().strip():
-            raise LmgymError(f"{where}: the line must end in {END}")
-        intents, emotions = [text.split() for _, text in labels] or (None, None)
-        yield _Dialogue(where, utterances, intents, emotions)
+        yield where, {"line": line, "labels": [text for _, text in labels]}
 
 
-def _rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[_Dialogue]:
-    """Dialogues from rows, as ParlAI ("dialogue") or the Hub ("dialog", "act", "emotion") has them."""
-    for where, row in load_rows("daily_dialog", part, path, hub_id):
-        turns = row.get("dialogue")
-        if isinstance(turns, list):
-            objects = [as_object(turn, where) for turn in turns]
-            yield _Dialogue(
-                where, *([column(turn, key, where) for turn in objects] for key in ("text", "act", "emotion"))
-            )
-            continue
-        columns = {name: column(row, name, where) for name in ("dialog", "act", "emotion")}
-        for name, values in columns.items():
-            if not isinstance(values, list):
-                raise LmgymError(f"{where}: column '{name}' must hold a list, got {values!r}")
-        yield _Dialogue(where, *columns.values())
+def _of_line(row: Row) -> _Dialogue:
+    where, values = row
+    utterances = values["line"].split(END)
+    if utterances.pop().strip():
+        raise LmgymError(f"{where}: the line must end in {END}")
+    intents, emotions = [text.split() for text in values["labels"]] or (None, None)
+    return _Dialogue(where, utterances, intents, emotions)
+
+
+def _of_row(row: Row) -> _Dialogue:
+    """The dialogue of a row, as ParlAI ("dialogue") or the Hub ("dialog", "act", "emotion") has it."""
+    where, values = row
+    turns = values.get("dialogue")
+    if isinstance(turns, list):
+        objects = [as_object(turn, where) for turn in turns]
+        return _Dialogue(where, *([column(turn, key, where) for turn in objects] for key in ("text", "act", "emotion")))
+    columns = {name: column(values, name, where) for name in ("dialog", "act", "emotion")}
+    for name, given in columns.items():
+        if not isinstance(given, list):
+            raise LmgymError(f"{where}: column '{name}' must hold a list, got {given!r}")
+    return _Dialogue(where, *columns.values())
 
 
 def _code(value: Any, known: dict[str, int], name: str, where: str) -> int:

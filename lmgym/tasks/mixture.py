@@ -10,6 +10,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.core.validation import check_arguments, converted
 from lmgym.tasks.base import OPTIONS, MissingSplit, Prompt, check_split, examples_from_prompts, load_task, prompt_writer
+from lmgym.tasks.rows.unfit import dropping
 from lmgym.tasks.streamed import in_memory
 from lmgym.types import Example
 
@@ -130,7 +131,8 @@ def _loaded(member: _Member, split: str) -> Sequence[Example]:
     if split != "train" and split == member.split:
         raise LmgymError(f"key '{member.key}.split': {member.label} trains on '{split}', so that is not held out")
     try:
-        examples = load_task(member.name, member.split if split == "train" else split, **member.arguments)
+        arguments = {"unfit": "drop" if dropping() else "refuse", **member.arguments}
+        examples = load_task(member.name, member.split if split == "train" else split, **arguments)
     except MissingSplit as error:
         raise MissingSplit(f"task 'mixture' has no split '{split}': {error} (key '{member.key}')") from error
     except LmgymError as error:

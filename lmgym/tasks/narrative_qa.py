@@ -12,6 +12,7 @@ from lmgym.tasks.rows.cells import column, text_of
 from lmgym.tasks.rows.find import NAMES
 from lmgym.tasks.rows.formats import rows_of
 from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.tasks.sources import disjoint, texts_of
 from lmgym.types import Example
 
@@ -73,18 +74,21 @@ def _from_csv(part: str, folder: Path) -> Iterator[Question]:
     beside = [*sorted(folder.glob("summaries*.csv")), *sorted(folder.glob("third_party/wikipedia/summaries*.csv"))]
     if not beside:
         raise LmgymError(f"task.path: there is no summaries.csv in {folder} or in its folder third_party/wikipedia")
-    summaries = {text_of(row, ["document_id"]): _text(row, "summary") for row in rows_of(beside[0])}
-    empty = True
-    for row in rows_of(file):
+    summaries = dict(fitting(rows_of(beside[0]), lambda _, row: (text_of(row, ["document_id"]), _text(row, "summary"))))
+    found = set[str]()
+
+    def question(_: int, row: Row) -> Question | None:
+        found.add(text_of(row, ["set"]))
         if text_of(row, ["set"]) not in NAMES[part]:
-            continue
-        empty = False
+            return None
         document = text_of(row, ["document_id"])
         if document not in summaries:
             raise LmgymError(f"{row[0]}: the document {document!r} has no summary in {beside[0]}")
         answers = (_text(row, "answer1"), _text(row, "answer2"))
-        yield _text(row, "question"), summaries[document], answers, {"document_id": document}
-    if empty:
+        return _text(row, "question"), summaries[document], answers, {"document_id": document}
+
+    yield from fitting(rows_of(file), question)
+    if found.isdisjoint(NAMES[part]):
         raise MissingSplit(f"task 'narrative_qa' has no split '{part}': no row of {file} has it in its column 'set'")
 
 
@@ -93,19 +97,23 @@ def _text(row: Row, name: str) -> str:
 
 
 def _from_rows(part: str, path: str | Path | None, hub_id: str) -> Iterator[Question]:
-    for row in load_rows("narrative_qa", part, path, hub_id, suffixes=(".tsv", ".parquet", ".jsonl"), columns=UNIFIED):
-        where, values = row
-        if "document" not in values:  # UnifiedQA's prompt holds question and summary
-            yield text_of(row, ["prompt"]), "", (text_of(row, ["answer"]),), {}
-            continue
-        summary = _inside(values, "document", "summary", "text", where=where)
-        question = _inside(values, "question", "text", where=where)
-        answers = column(values, "answers", where)
-        if not isinstance(answers, list) or not all(isinstance(one, dict) and "text" in one for one in answers):
-            raise LmgymError(f"{where}: column 'answers' must hold objects with a text, got {answers!r}")
-        (question,), (summary,) = texts_of([question], where, "question"), texts_of([summary], where, "document")
-        found = texts_of([answer["text"] for answer in answers], where, "answers")
-        yield question, summary, found, {"document_id": values["document"].get("id")}
+    suffixes = (".tsv", ".parquet", ".jsonl")
+    rows = load_rows("narrative_qa", part, path, hub_id, suffixes=suffixes, columns=UNIFIED)
+    return fitting(rows, lambda _, row: _question(row))
+
+
+def _question(row: Row) -> Question:
+    where, values = row
+    if "document" not in values:  # UnifiedQA's prompt holds question and summary
+        return text_of(row, ["prompt"]), "", (text_of(row, ["answer"]),), {}
+    summary = _inside(values, "document", "summary", "text", where=where)
+    question = _inside(values, "question", "text", where=where)
+    answers = column(values, "answers", where)
+    if not isinstance(answers, list) or not all(isinstance(one, dict) and "text" in one for one in answers):
+        raise LmgymError(f"{where}: column 'answers' must hold objects with a text, got {answers!r}")
+    (question,), (summary,) = texts_of([question], where, "question"), texts_of([summary], where, "document")
+    found = texts_of([answer["text"] for answer in answers], where, "answers")
+    return question, summary, found, {"document_id": values["document"].get("id")}
 
 
 def _inside(values: dict[str, Any], *names: str, where: str) -> Any:

@@ -15,12 +15,13 @@ from lmgym.pictures.ids import FIRST
 from lmgym.tasks.base import MissingSplit
 from lmgym.tasks.prompt_forms import own_texts
 from lmgym.tasks.rows import Row
-from lmgym.tasks.rows.cells import Prompt, as_prompt, column, messages_of, prompt_of
+from lmgym.tasks.rows.cells import column, prompt_of
 from lmgym.tasks.rows.find import Source
 from lmgym.tasks.rows.formats import rows_of
+from lmgym.tasks.rows.messages import Prompt, as_prompt, messages_of
 from lmgym.tasks.rows.pictures import RowPictures
 from lmgym.tasks.sources import of_own_data, shared_out
-from lmgym.types import Example, Message, RatedAnswer
+from lmgym.types import Example, Message, RatedAnswer, with_recipe_spans
 
 NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 
@@ -119,11 +120,12 @@ def _sampled(rollouts: Path, part: str) -> list[Example]:
                 )
             place = (int(record["stage"]), int(record["step"]), int(record["group"]))
             text = str(record["turns"][0]["text"])
-        except (KeyError, TypeError, ValueError) as error:
+            prompt = _asked(record, where)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise LmgymError(
                 f"{where}: no record of a run's rollouts.jsonl ({type(error).__name__}: {error})"
             ) from error
-        group = groups.setdefault(place, {"prompt": prompt_of(record, "prompt", where), "rated": {}})
+        group = groups.setdefault(place, {"prompt": prompt, "rated": {}})
         group["rated"][text] = _rating(record, "score", where, 0.0)
     return [
         Example(
@@ -135,6 +137,17 @@ def _sampled(rollouts: Path, part: str) -> list[Example]:
         for place, group in groups.items()
         if len(set(group["rated"].values())) > 1
     ]
+
+
+def _asked(record: Mapping[str, Any], where: str) -> Prompt:
+    """The prompt of a run's record in the form in which the run asked it. Older runs have not noted that of a text."""
+    prompt = prompt_of(record, "prompt", where)
+    if "recipe_spans" not in record:
+        return prompt
+    spans = record["recipe_spans"]
+    restored: Prompt = with_recipe_spans(prompt, spans)
+    bare = bool(spans) and len(spans[0]) == 1  # [form] comes first; any other text went through the chat template
+    return [{"role": "user", "content": restored}] if isinstance(restored, str) and not bare else restored
 
 
 def _example(columns: Columns, row: Row, id: str) -> Example:
@@ -161,6 +174,7 @@ def _pair(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[Prompt,
         prompt = _prompt({**row, columns.prompt: begun}, columns, where)
     else:
         prompt = _shared_messages(answers, where)
+    prompt = _in_messages(prompt, answers, columns.prompt, where)
     better, worse = (_answer(answer, prompt, name, where) for name, answer in answers.items())
     ratings = [_rating(row, name, where, usual) for name, usual in (
         (columns.chosen_rating, 1.0), (columns.rejected_rating, 0.0))]  # fmt: skip
@@ -178,6 +192,7 @@ def _marked(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[Promp
     """The prompt and the one answer of a row."""
     prompt: Any = _prompt(row, columns, where)
     told = _with_pictures(row[columns.completion], row, columns, columns.completion, where)
+    prompt = _in_messages(prompt, {columns.completion: told}, columns.prompt, where)
     answer = _answer(told, prompt, columns.completion, where)
     return prompt, (RatedAnswer(answer, _rating(row, columns.label, where, 1.0)),)
 
@@ -187,6 +202,21 @@ def _prompt(row: Mapping[str, Any], columns: Columns, where: str) -> Prompt:
     name, shown = columns.prompt, columns.pictures.shown(row, where)
     put = partial(columns.pictures.put_into, shown=shown, name=name, where=where)
     return as_prompt(column(row, name, where), name, where, shown=put)
+
+
+def _in_messages(prompt: Prompt, answers: Mapping[str, Any], its_column: str, where: str) -> Prompt:
+    """The prompt; where it is a text that is said again in messages before an answer, these messages, as TRL reads
+    such rows: then it goes through the chat template."""
+    for name, answer in answers.items():
+        before = messages_of(answer, name, where)[:-1] if isinstance(answer, list) else []
+        if isinstance(prompt, str) and before:
+            if prompt.strip() not in (message["content"].strip() for message in before):
+                raise LmgymError(
+                    f"{where}: column '{name}' holds messages before the answer that are not those of the prompt: none "
+                    f"of them is the text in column '{its_column}'; make that one of the messages, or leave it out"
+                )
+            return as_prompt(before, name, where)
+    return prompt
 
 
 def _with_pictures(answer: Any, row: Mapping[str, Any], columns: Columns, name: str, where: str) -> Any:
@@ -217,8 +247,12 @@ def _answer(value: Any, prompt: Prompt, name: str, where: str) -> str:
         raise LmgymError(
             f"{where}: the last message in column '{name}' must be the assistant's, not the {messages[-1]['role']}'s"
         )
-    before = messages[:-1]
-    if before and before != (prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]):
+    if messages[-1].get("tool_calls"):
+        raise LmgymError(
+            f"{where}: the answer in column '{name}' calls tools (tool_calls), and only a text can be learned; write "
+            "the call into the content as the model does, or leave such rows out with task.unfit: drop"
+        )
+    if messages[:-1] and messages[:-1] != prompt:
         raise LmgymError(
             f"{where}: column '{name}' holds messages before the answer that are not those of the prompt; a pair "
             "shares all messages but the last"

@@ -71,6 +71,8 @@ def in_form(examples: Sequence[Example], task: str, prompts: Prompts) -> Sequenc
                     "and the model's template renders it"
                 )
             return replace(example, prompt=_bare(plain_text(prompt))) if prompts == "text" else example
+        if prompts == "auto" and isinstance(prompt, BarePrompt):  # a run's prompt, in the form that it had
+            return example
         if prompts == "chat" or (prompts == "auto" and pictures_of(prompt)):
             content = RecipeText(prompt, prompt.spans, prompt.pictures) if isinstance(prompt, BarePrompt) else prompt
             return replace(example, prompt=[{"role": "user", "content": content}])
@@ -165,7 +167,10 @@ def _draw(size: int, count: int, *path: int | str) -> list[int]:
 
 def _wrap(example: Example, prefix: str, suffix: str) -> Example:
     if isinstance(example.prompt, str):
-        return replace(example, prompt=RecipeText.join(RecipeText(prefix), example.prompt, RecipeText(suffix)))
+        text = RecipeText.join(RecipeText(prefix), example.prompt, RecipeText(suffix))
+        if isinstance(example.prompt, BarePrompt):  # of a mixture's member, whose prompts have their form already
+            text = _bare(text, example.prompt.form)
+        return replace(example, prompt=text)
     messages = list(example.prompt)
     place = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=len(messages) - 1)
     content = RecipeText.join(RecipeText(prefix), messages[place]["content"], RecipeText(suffix))
@@ -196,6 +201,11 @@ def _chat(example: Example, system: str | None, shots: Sequence[Example]) -> lis
 
 def _split_system(example: Example) -> tuple[str | None, list[Message]]:
     """The prompt's system message, if it has one, and its other messages."""
+    if isinstance(example.prompt, BarePrompt) and example.prompt.form == "rendered":  # of a mixture's member
+        raise LmgymError(
+            f"the prompt of '{example.id}' is rendered, so task.system_prompt and task.few_shot can put no messages "
+            "before it; remove them, or prompts: rendered of its task"
+        )
     if isinstance(example.prompt, str):
         return None, [{"role": "user", "content": example.prompt}]
     first, *others = example.prompt

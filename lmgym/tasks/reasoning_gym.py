@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from lmgym.core import seeds
 from lmgym.core.constraints import ExampleCount
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
@@ -50,10 +51,12 @@ def reasoning_gym(
     check_sizes(size=size, validation_size=validation_size, test_size=test_size)
     sizes = {"test": test_size, "validation": validation_size, "train": size}
     settings = json.dumps(_checked(dataset, config or {}), sort_keys=True)
+    # Item i depends on seed + i, so neighbouring data_seeds must begin far from each other.
+    first = seeds.key("reasoning_gym", data_seed) % APART if data_seed else 0
     # Generate the splits in this order; each excludes the questions of those before it.
     seen: set[str] = set()
     for part, count in sizes.items():
-        entries = _entries(dataset, settings, data_seed + SPLITS.index(part) * APART, count, frozenset(seen), part)
+        entries = _entries(dataset, settings, first + SPLITS.index(part) * APART, count, frozenset(seen), part)
         if part == split:
             return [_example(json.loads(entry), f"{dataset}/{part}/{n}", dataset) for n, entry in enumerate(entries)]
         seen |= {json.loads(entry)["question"] for entry in entries}

@@ -15,6 +15,7 @@ from lmgym.tasks.rows.cells import column, text_of
 from lmgym.tasks.rows.find import split_named
 from lmgym.tasks.rows.formats import rows_of
 from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.tasks.sources import check_sizes, split_to_read
 from lmgym.types import Example
 
@@ -111,7 +112,7 @@ def _split(
 def _ordered(task: str, part: str, path: str | Path | None, hub_id: str) -> list[Example]:
     """The reviews of the original's train or test, ordered by a hash of their text."""
     rows = _rows(task, part, None if path is None else Path(path).expanduser(), hub_id)
-    reviews = [_review(row, f"{task}/{part}/{index}") for index, row in enumerate(rows)]
+    reviews = fitting(rows, lambda index, row: _review(row, f"{task}/{part}/{index}"))
     return sorted(reviews, key=lambda review: hash_fraction(review.meta["review"]))
 
 

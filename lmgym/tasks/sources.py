@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.registry import suggest
 from lmgym.tasks.base import SPLITS, MissingSplit, check_split, hash_fraction
 from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.find import Source
@@ -102,16 +103,28 @@ def shared_out(
 def of_own_data(
     source: Source, split: str, make: Callable[[Row, str], Example], validation: float, test: float
 ) -> list[Example]:
-    """`shared_out` for a user's own rows, each of which `make` makes an example of: (row, the example's id)."""
+    """`shared_out` for a user's own rows, each of which `make` makes an example of: (row, the example's id). Raises
+    LmgymError if the data does not have a split that the recipe names in `splits`."""
     task = source.task
     check_split(task, split)
+    check_shares(validation, test)
     if source.path is None and not source.hub_id:
         raise LmgymError(f"task '{task}' needs task.path (a file or a folder) or task.hub_id")
 
     def examples_of(part: str) -> list[Example]:
-        rows = rows_of_split(source, part)
+        try:
+            rows = rows_of_split(source, part)
+        except MissingSplit as error:
+            if part in source.splits:  # what the recipe names must be there
+                raise LmgymError(f"task.splits.{part}: {error}") from error
+            raise
         return list(fitting(rows, lambda number, row: make(row, f"{task}/{part}/{number}")))
 
+    for name in source.splits:
+        if name not in SPLITS:
+            raise LmgymError(f"task.splits names '{name}'; {suggest(name, SPLITS)}")
+    if "{split}" in str(source.path):  # it says where each split is, so none is taken out of train
+        return disjoint(task, split, examples_of)
     return shared_out(task, split, examples_of, validation, test)
 
 

@@ -80,6 +80,8 @@ def _text(step: Any, number: int, name: str, where: str) -> str:
     if isinstance(step, dict):
         if step.get("role") != "assistant":
             raise LmgymError(f"{place} must be a message of the assistant, not of {represent(step.get('role'))}")
+        if step.get("tool_calls"):
+            raise LmgymError(f"{place} calls tools (tool_calls), and only a text can be learned; write it as a text")
         step = step.get("content")
     if not isinstance(step, str):
         raise LmgymError(f"{place} must be a text or a message of the assistant, got {represent(step)}")

@@ -89,7 +89,8 @@ class Stream:
         # A mixture: find the task of each position, and the position in that task's own stream.
         if self._members:
             weights = weights_of(self.examples[0])
-            key = seeds.key(self.seed, "data", draw, "mixture")
+            own = draw if self.shuffle else 0  # else a further draw goes on in the same sequence
+            key = seeds.key(self.seed, "data", own, "mixture")
             slots = [mixture_slot(position, [*weights.values()], key) for position in range(first, first + count)]
             tasks = [*weights]
             return [self._members[tasks[member]]._take(index, 1, draw)[0] for member, index in slots]

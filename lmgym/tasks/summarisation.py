@@ -8,8 +8,10 @@ from typing import Any
 
 from lmgym.core.registry import register
 from lmgym.tasks.base import prompt_writer
+from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import text_of
 from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.tasks.sources import check_sizes, disjoint
 from lmgym.types import Example
 
@@ -90,11 +92,13 @@ def _summaries(
     check_sizes(truncate_article=truncate_article, max_size=max_size)
 
     def examples_of(part: str) -> Iterator[Example]:
-        rows = load_rows(task, part, path, hub_id, config)
-        for index, row in enumerate(islice(rows, max_size if part == split else None)):
+        def example(index: int, row: Row) -> Example:
             text = text_of(row, article)
             meta: dict[str, Any] = {"article_id": row[1]["id"]} if "id" in row[1] else {}
             prompt = text if truncate_article is None else first_words(text, truncate_article)
-            yield Example(f"{task}/{part}/{index}", prompt, (text_of(row, summary),), meta)
+            return Example(f"{task}/{part}/{index}", prompt, (text_of(row, summary),), meta)
+
+        rows = load_rows(task, part, path, hub_id, config)
+        return fitting(islice(rows, max_size if part == split else None), example)
 
     return disjoint(task, split, examples_of)

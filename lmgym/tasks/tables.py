@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
+from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import column
 from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.tasks.sources import check_sizes, disjoint, texts_of
 from lmgym.types import Example
 
@@ -48,8 +50,8 @@ def totto(
     check_sizes(max_size=max_size)
 
     def examples_of(part: str) -> Iterator[Example]:
-        rows = islice(load_rows("totto", part, path, hub_id), max_size if part == split else None)
-        for index, (where, raw) in enumerate(rows):
+        def example(index: int, place: Row) -> Example:
+            where, raw = place
             row = _row(raw, where, part)
             prompt = linearised(row, full=representation == "fulltable")
             sentences = [one["final_sentence"] for one in row["sentence_annotations"]]
@@ -57,7 +59,10 @@ def totto(
             meta = {"raw_table": row} if keep_table and part == split else {}
             if "overlap_subset" in row:
                 meta["overlap_subset"] = row["overlap_subset"]
-            yield Example(f"totto/{part}/{index}", prompt, references, meta)
+            return Example(f"totto/{part}/{index}", prompt, references, meta)
+
+        rows = load_rows("totto", part, path, hub_id)
+        return fitting(islice(rows, max_size if part == split else None), example)
 
     return disjoint("totto", split, examples_of)
 

@@ -9,10 +9,12 @@ from typing import Any
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
 from lmgym.tasks.base import SPLITS
+from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import column
 from lmgym.tasks.rows.find import NAMES, Source, files_of
 from lmgym.tasks.rows.formats import SUFFIXES
 from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.tasks.rows.unpacked import lines_of
 from lmgym.tasks.sources import check_sizes, disjoint
 from lmgym.types import Example
@@ -188,37 +190,45 @@ def _translate(split: str, source: _Source, max_size: int | None, skip_blank: bo
     languages = {"source_language": source.source_language, "target_language": source.target_language}
 
     def examples_of(part: str) -> Iterator[Example]:
-        for index, (where, *pair) in enumerate(islice(_pairs(source, part), max_size if part == split else None)):
+        def example(index: int, row: Row) -> Example | None:
+            where, pair = row[0], _pair(source, row)
             blank = next((side for side in (0, 1) if not isinstance(pair[side], str) or not pair[side].strip()), None)
             if blank is None:
-                yield Example(f"{source.task}/{part}/{index}", pair[0], (pair[1],), dict(languages))
-            elif not skip_blank:
-                language = (source.source_language, source.target_language)[blank]
-                raise LmgymError(
-                    f"{where}: the sentence in '{language}' must be a text, got {pair[blank]!r}; task.skip_blank "
-                    "leaves such pairs out"
-                )
+                return Example(f"{source.task}/{part}/{index}", pair[0], (pair[1],), dict(languages))
+            if skip_blank:
+                return None
+            language = (source.source_language, source.target_language)[blank]
+            raise LmgymError(
+                f"{where}: the sentence in '{language}' must be a text, got {pair[blank]!r}; task.skip_blank "
+                "leaves such pairs out"
+            )
+
+        return fitting(islice(_rows(source, part), max_size if part == split else None), example)
 
     return disjoint(source.task, split, examples_of)
 
 
-def _pairs(source: _Source, part: str) -> Iterator[tuple[str, Any, Any]]:
-    """The pairs of a split: (file and line, sentence, translation)."""
+def _rows(source: _Source, part: str) -> Iterator[Row]:
+    """The rows of a split, each with a pair."""
     names = source.names or NAMES
     if source.path is not None and ("{language}" in str(source.path) or source.target_path is not None):
-        yield from _aligned(source, part, names)
-        return
+        return _aligned(source, part, names)
     hub_id = source.train_hub_id if part == "train" and source.train_hub_id else source.hub_id
-    for where, row in load_rows(source.task, part, source.path, hub_id, source.config, names=names):
-        pair = row.get("translation", row)
-        if not isinstance(pair, dict):
-            raise LmgymError(f"{where}: column 'translation' must hold an object of sentences, got {pair!r}")
-        if pair is row and not {source.source_language, source.target_language} & row.keys():
-            raise LmgymError(f"{where}: there is neither a column 'translation' nor '{source.source_language}'")
-        yield where, column(pair, source.source_language, where), column(pair, source.target_language, where)
+    return load_rows(source.task, part, source.path, hub_id, source.config, names=names)
 
 
-def _aligned(source: _Source, part: str, names: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Any, Any]]:
+def _pair(source: _Source, row: Row) -> tuple[Any, Any]:
+    """The sentence of a row and its translation."""
+    where, values = row
+    pair = values.get("translation", values)
+    if not isinstance(pair, dict):
+        raise LmgymError(f"{where}: column 'translation' must hold an object of sentences, got {pair!r}")
+    if pair is values and not {source.source_language, source.target_language} & values.keys():
+        raise LmgymError(f"{where}: there is neither a column 'translation' nor '{source.source_language}'")
+    return column(pair, source.source_language, where), column(pair, source.target_language, where)
+
+
+def _aligned(source: _Source, part: str, names: Mapping[str, Sequence[str]]) -> Iterator[Row]:
     """The pairs of two text files, whose lines belong together."""
     files = []
     for language, own in ((source.source_language, source.path), (source.target_language, source.target_path)):
@@ -228,4 +238,5 @@ def _aligned(source: _Source, part: str, names: Mapping[str, Sequence[str]]) -> 
         if one is None or other is None:
             raise LmgymError(f"{(one or other)[0]}: there is no such line in {files[0] if one is None else files[1]}")
         sentence, translation = one[1].strip(), other[1].strip()
-        yield other[0] if sentence and not translation else one[0], sentence, translation
+        pair = {source.source_language: sentence, source.target_language: translation}
+        yield other[0] if sentence and not translation else one[0], pair

@@ -6,9 +6,11 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register, suggest
+from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.cells import check_fields, fields_of
 from lmgym.tasks.rows.formats import SUFFIXES
 from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import fitting
 from lmgym.tasks.sources import disjoint, texts_of
 from lmgym.types import Example
 
@@ -79,8 +81,9 @@ def _verbalise(
 
     def examples_of(part: str) -> Iterator[Example]:
         path, hub_id, config = source
-        rows = load_rows(task, part, path, hub_id, config, suffixes=(*SUFFIXES, ".xml"))
-        for index, (where, row) in enumerate(rows):
+
+        def example(index: int, place: Row) -> Example:
+            where, row = place
             triples = _triples(row, where, SETS[task])
             texts, name, meta = _texts(row, where)
             if not name and part != "test":
@@ -89,7 +92,9 @@ def _verbalise(
             prompt = separator.join(template.format(**dict(zip(FIELDS, triple, strict=True))) for triple in triples)
             if isinstance(row.get("category"), str):
                 meta["category"] = row["category"]
-            yield Example(f"{task}/{part}/{index}", prompt, references, {"table": triples, **meta})
+            return Example(f"{task}/{part}/{index}", prompt, references, {"table": triples, **meta})
+
+        return fitting(load_rows(task, part, path, hub_id, config, suffixes=(*SUFFIXES, ".xml")), example)
 
     return disjoint(task, split, examples_of)
 

@@ -104,8 +104,7 @@ def answer_ids(
             "the tokenizer has no end-of-sequence token; set one (tokenizer.eos_token) before training on references"
         )
     pieces = _prompt_pieces(tokenizer, prompt, template)
-    if answer[:1] in ("<", "["):
-        answer = answer[written_already(_begun(tokenizer, prompt, template) + start, answer) :]
+    answer = unwritten(tokenizer, prompt, answer, template, start)
     if start:
         return [*continued_ids(tokenizer, answer), end]
     # The answer's first piece goes on where the prompt's last one ends.
@@ -117,12 +116,23 @@ def answer_ids(
     return [*ids, end]
 
 
+def unwritten(tokenizer: Any, prompt: Prompt, answer: str, template: Template | None = None, start: str = "") -> str:
+    """What is left of an answer behind what the end of its prompt, or its given start, has written already.
+
+    Example: unwritten(tokenizer, "2+2=", "<think>so</think>4") -> "so</think>4", where a prompt ends with <think>"""
+    if answer[:1] not in ("<", "["):
+        return answer
+    return answer[written_already(_begun(tokenizer, prompt, template) + start, answer) :]
+
+
 def _begun(tokenizer: Any, prompt: Prompt, template: Template | None) -> str:
-    """What a prompt holds behind its last message, where the answer may have begun; a rendered prompt may hold it
-    anywhere."""
+    """What a prompt holds of the answer already: what the template writes behind the last message, and a message of the
+    assistant there that the model goes on with; a rendered prompt may hold it anywhere."""
+    history = messages_of(prompt)
+    if len(history) > 1 and history[-1]["role"] == "assistant":
+        return _begun(tokenizer, history[:-1], template) + history[-1]["content"]
     if not has_template(tokenizer, prompt):
         return str(prompt) if isinstance(prompt, BarePrompt) and prompt.form == "rendered" else ""
-    history = messages_of(prompt)
     asked, told = ("".join(template_pieces(tokenizer, history, template, generate)) for generate in (True, False))
     return asked.removeprefix(told) if asked.startswith(told) else ""
 

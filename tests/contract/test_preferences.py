@@ -10,8 +10,9 @@ import pytest
 from lmgym.cli.main import main
 from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
+from lmgym.logs.records import rollout_record
 from lmgym.tasks.base import MissingSplit, check_task, load_task
-from lmgym.types import Episode, Example, RatedAnswer
+from lmgym.types import BarePrompt, Episode, Example, RatedAnswer, RecipeText, Turn, recipe_spans
 from tests import runs
 
 
@@ -48,7 +49,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
     "conversations that repeat a prompt of text": (
         {"prompt": "2+2=", "chosen": [user("2+2="), assistant("4")], "rejected": [user("2+2="), assistant("5")]},
         {},
-        "2+2=",
+        [user("2+2=")],
     ),
     "texts that begin with the prompt": (
         {"chosen": "\n\nHuman: 2+2\n\nAssistant:4", "rejected": "\n\nHuman: 2+2\n\nAssistant:5"},
@@ -80,6 +81,17 @@ def test_ratings_of_a_pair_and_marks(tmp_path: Path) -> None:
         assert example.rated == (RatedAnswer("4", rating),) and example.references == references
 
 
+def test_an_answer_in_a_conversation_that_repeats_the_prompt(tmp_path: Path) -> None:
+    """As TRL reads pairs: the messages are the prompt, and not the text beside them, which has no system message."""
+    before = [{"role": "system", "content": "Add."}, user("2+2=")]
+    row = {"prompt": "2+2=", "completion": [*before, assistant("4")], "label": True}
+    assert only(written(tmp_path / "a.jsonl", row)).prompt == before
+    row = {"prompt": "2+2=", "chosen": [*before, assistant("4")], "rejected": [assistant("5")]}
+    assert only(written(tmp_path / "b.jsonl", row)).prompt == before
+
+
+CALLS = [{"type": "function", "function": {"name": "add", "arguments": "{}"}}]
+
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"prompt": "2+2=", "chosen": "4"}, {}, "there is no column 'rejected'"),
     ({"prompt": "2+2=", "answer": "4"}, {}, "there is no column 'completion'|there is no column 'chosen'"),
@@ -96,6 +108,21 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"prompt": "2+2=", "chosen": [user("3+3="), assistant("4")], "rejected": [assistant("5")]},
         {},
         "column 'chosen' holds messages before the answer that are not those of the prompt",
+    ),
+    (
+        {"prompt": "2+2=", "chosen": [user("2+2="), assistant("4")], "rejected": [user("3+3="), assistant("5")]},
+        {},
+        "column 'rejected' holds messages before the answer that are not those of the prompt",
+    ),
+    (
+        {"prompt": "2+2=", "chosen": "4", "rejected": [{**assistant(""), "tool_calls": CALLS}]},
+        {},
+        r"the answer in column 'rejected' calls tools \(tool_calls\), and only a text can be learned",
+    ),
+    (
+        {"prompt": "2+2=", "completion": [{**assistant("I add."), "tool_calls": CALLS}], "label": True},
+        {},
+        r"the answer in column 'completion' calls tools",
     ),
     (
         {"chosen": [user("2+2="), assistant("4")], "rejected": [user("3+3="), assistant("5")]},
@@ -143,6 +170,54 @@ def test_splits(tmp_path: Path) -> None:
     assert len(load_task("preferences", "train", path=str(folder))) == 90
     with pytest.raises(LmgymError, match=r"needs task\.path"):
         load_task("preferences", "train")
+
+
+def test_a_split_that_the_recipe_names_must_be_there(tmp_path: Path) -> None:
+    """And of a path with {split}, which says where each is, none is taken out of train."""
+    rows = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(50)]
+    (tmp_path / "a").mkdir()
+    written(tmp_path / "a" / "train_prefs.jsonl", *rows)
+    named = {"path": str(tmp_path / "a"), "splits": {"train": "train_prefs", "test": "held_out"}}
+    for split in ("train", "test"):
+        with pytest.raises(LmgymError, match=r"task\.splits\.test: .* no file whose name holds held_out"):
+            load_task("preferences", split, **named)
+    with pytest.raises(LmgymError, match=r"task\.splits names 'tset'; did you mean 'test'\?"):
+        load_task("preferences", "train", path=str(tmp_path / "a"), splits={"tset": "held_out"})
+    written(tmp_path / "train.jsonl", *rows)
+    pattern = str(tmp_path / "{split}.jsonl")
+    with pytest.raises(MissingSplit, match=r"has no split 'test': there is no file .*test\.jsonl"):
+        load_task("preferences", "test", path=pattern)
+    assert len(load_task("preferences", "train", path=pattern)) == 50
+    written(tmp_path / "dev.jsonl", *rows[:20])
+    written(tmp_path / "test.jsonl", *rows[10:30])
+    check_task("preferences", path=pattern)
+    sizes = [len(load_task("preferences", part, path=pattern)) for part in ("train", "validation", "test")]
+    assert sizes == [20, 10, 20]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked"),
+    [
+        ("2+2=", [user("2+2=")]),
+        (BarePrompt("2+2="), BarePrompt("2+2=")),
+        (BarePrompt("[user]2+2=", form="rendered"), BarePrompt("[user]2+2=", form="rendered")),
+        (RecipeText.join(RecipeText("Q: "), "2+2="), [user(RecipeText.join(RecipeText("Q: "), "2+2="))]),
+        ([user("2+2=")], [user("2+2=")]),
+    ],
+)
+def test_a_prompt_of_a_run_keeps_its_form(prompt: Any, asked: Any, tmp_path: Path) -> None:
+    """What went through the chat template goes through it again, and what did not does not."""
+    records = []
+    for text, score in (("4", 1.0), ("5", 0.0)):
+        episode = Episode(Example("a", prompt), 0, 0, [Turn([1], [2], text=text)], score=score)
+        records.append({"kind": "train", "stage": 0, "step": 0, **rollout_record(episode)})
+    written(tmp_path / "rollouts.jsonl", *records)
+    [example] = load_task("preferences", "train", path=str(tmp_path), test=0.0)
+    assert example.prompt == asked and recipe_spans(example.prompt) == recipe_spans(asked)
+    records[0]["recipe_spans"] = [[7, 1]]
+    written(tmp_path / "rollouts.jsonl", *records)
+    with pytest.raises(LmgymError, match=r"rollouts\.jsonl:1: no record of a run's rollouts"):
+        load_task("preferences", "train", path=str(tmp_path), test=0.0)
 
 
 def test_the_answers_of_a_run(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from lmgym.tasks.base import MissingSplit, check_task, load_task
 from lmgym.tasks.rows.find import Source, files_of, split_named
 from lmgym.tasks.rows.formats import rows_of
 from lmgym.tasks.rows.load import load_rows
+from lmgym.tasks.rows.unfit import telling
 from lmgym.tasks.rows.unpacked import lines_of
 from lmgym.tasks.sources import disjoint
 from lmgym.types import Example
@@ -549,6 +550,44 @@ def test_every_column_that_is_missing_is_named(name: str, tmp_path: Path) -> Non
             continue
         with pytest.raises(LmgymError, match=rf"^{path}:2: there is n\w+ .*'{ELSE.get((name, column), column)}'"):
             load_task(name, "train", path=str(path))
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_rows_that_do_not_fit_are_left_out_where_the_recipe_says_so(name: str, tmp_path: Path) -> None:
+    """Of any task, and of a mixture's members."""
+    good, row, other = ({**one, "label": 1} if name in REVIEWS else one for one in hub_rows(name)("train")[:3])
+    needed = next(column for column in row if column not in OPTIONAL)
+    path = str(write(tmp_path / "train.jsonl", [good, without(row, needed), {}, other]))
+    member: dict[str, Any] = {"path": path, **({"validation": 0.0} if name in REVIEWS else {})}
+    with telling() as told:
+        found = load_task(name, "train", **member, unfit="drop")
+        mixed = load_task("mixture", "train", tasks=[{"name": name, **member}], unfit="drop")
+    whole = load_task(name, "train", **{**member, "path": str(write(tmp_path / "all.jsonl", [good, other]))})
+    assert [one.prompt for one in found] == [one.prompt for one in whole] and len(mixed) == len(found)
+    assert len(told) == 2 and "2 rows do not fit and are left out" in told[0]
+    with pytest.raises(LmgymError, match=r"In all 2 rows do not fit \(task\.unfit: drop leaves them out\)"):
+        load_task("mixture", "train", tasks=[{"name": name, **member, "unfit": "refuse"}], unfit="drop")
+
+
+def test_lines_and_turns_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
+    write_text(tmp_path / "train.en", "one\n\nthree\n")
+    write_text(tmp_path / "train.de", "eins\nzwei\ndrei\n")
+    found = load_task("parallel", "train", path=str(tmp_path / "train.{language}"), unfit="drop")
+    assert [one.references for one in found] == [("eins",), ("drei",)]
+    write_text(tmp_path / "c" / "commongen.train.src_alpha.txt", "dog run\n\ncat sit\n")
+    write_text(tmp_path / "c" / "commongen.train.tgt.txt", "A dog.\nA cow.\nA cat.\n")
+    found = load_task("common_gen", "train", path=str(tmp_path / "c"), unfit="drop")
+    assert [one.references for one in found] == [("A dog.",), ("A cat.",)]
+    write_text(tmp_path / "d" / "train" / "dialogues_train.txt", "a __eou__ b __eou__\nc __eou__ d\n")
+    found = load_task("daily_dialog", "train", path=str(tmp_path / "d"), context_size=1, unfit="drop")
+    assert [one.references for one in found] == [(" b <EOU>",)]
+    crd3_files(tmp_path / "e")
+    file = tmp_path / "e" / "cleaned data" / "trainE1.json"
+    turns = json.loads(file.read_text(encoding="utf-8"))["TURNS"]
+    file.write_text(json.dumps({"TURNS": [*turns[:2], "x", {"NAMES": ["A"], "UTTERANCES": [" "]}, *turns[2:]]}))
+    with telling() as told:
+        assert len(load_task("crd3", "train", path=str(tmp_path / "e"), unfit="drop")) == 3
+    assert "2 rows do not fit and are left out" in told[0] and "trainE1.json: turn 3" in told[0]
 
 
 @pytest.mark.parametrize("name", HUB)

@@ -27,6 +27,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 datasets = pytest.importorskip("datasets")
 
 SUMS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(40)]
+OTHERS = [{**row, "prompt": f"What is {row['prompt']}?"} for row in SUMS]
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +117,10 @@ def test_cells_are_typed_by_column(tmp_path: Path) -> None:
 def test_a_saved_data_set_and_its_cache(tmp_path: Path) -> None:
     """`save_to_disk` of one and of several splits, and the library's cache folder, whose JSON files are no data."""
     whole = datasets.DatasetDict(
-        {part: datasets.Dataset.from_list([{**row, "of": part} for row in SUMS]) for part in ("train", "test")}
+        {
+            part: datasets.Dataset.from_list([{**row, "prompt": f"{part} {row['prompt']}", "of": part} for row in SUMS])
+            for part in ("train", "test")
+        }
     )
     whole.save_to_disk(str(tmp_path / "dict"))
     whole["train"].save_to_disk(str(tmp_path / "one"), num_shards=3)
@@ -174,7 +178,7 @@ def test_several_files_give_all_their_rows(tmp_path: Path) -> None:
         str(_written(tmp_path / name / "train.parquet", as_parquet([{**row, "of": name} for row in SUMS])))
         for name in ("gsm8k", "math")
     ]
-    held_out = str(_written(tmp_path / "math" / "test.parquet", as_parquet(SUMS[:5])))
+    held_out = str(_written(tmp_path / "math" / "test.parquet", as_parquet(OTHERS[:5])))
     found = load_task("data", "train", path=paths, test_path=held_out)
     assert [one.meta["of"] for one in found] == ["gsm8k"] * 40 + ["math"] * 40
     assert len({one.id for one in found}) == 80 and len(load_task("data", "test", path=paths, test_path=held_out)) == 5
@@ -184,6 +188,33 @@ def test_several_files_give_all_their_rows(tmp_path: Path) -> None:
         _written(tmp_path / "plain" / f"part-{n}.jsonl", as_lines([{"prompt": f"part {n}"}]))
     found = load_task("data", "train", path=str(tmp_path / "plain"), test=0.0)
     assert [one.prompt for one in found] == ["part 1", "part 2", "part 10"]
+
+
+def test_the_path_of_a_split_says_what_is_in_it(tmp_path: Path) -> None:
+    """The files of the split's name, where some have it; else whatever is there."""
+    for name in ("both/train", "both/test", "bench/test-0", "bench/test-1", "plain/a", "own"):
+        _written(tmp_path / f"{name}.jsonl", as_lines([{"prompt": name}]))
+
+    def prompts(split: str, *places: str) -> list[Any]:
+        own = [str(tmp_path / place) for place in places]
+        path = {f"{split}_path": own if len(own) > 1 else own[0]}
+        return [one.prompt for one in load_task("data", split, path=str(tmp_path / "own.jsonl"), **path)]  # type: ignore[arg-type]
+
+    for place in ("both", "both/*.jsonl", "both/{split}.jsonl", "both/test.jsonl"):
+        assert prompts("test", place) == ["both/test"]
+    assert prompts("validation", "both") == ["both/train"]
+    assert (
+        prompts("validation", "bench/test-*.jsonl")
+        == prompts("test", "bench/*.jsonl")
+        == ["bench/test-0", "bench/test-1"]
+    )
+    assert prompts("test", "plain", "both", "bench/test-1.jsonl") == ["plain/a", "both/test", "bench/test-1"]
+
+
+def test_a_long_first_line_of_json(tmp_path: Path) -> None:
+    rows = [{"prompt": "x" * 2**21}, {"prompt": "y"}]
+    path = _written(tmp_path / "rows.json", as_lines(rows))
+    assert [row for _, row in rows_of(Path(path))] == rows
 
 
 def test_a_member_of_an_archive(tmp_path: Path) -> None:
@@ -209,7 +240,7 @@ def test_a_member_of_an_archive(tmp_path: Path) -> None:
 def test_the_hub_through_the_library(tmp_path: Path) -> None:
     """A folder stands for a data set of the Hub: its splits, parts of them, and files by data_files."""
     _written(tmp_path / "hub" / "train.jsonl", as_lines(SUMS))
-    _written(tmp_path / "hub" / "other.jsonl", as_lines(SUMS[:7]))
+    _written(tmp_path / "hub" / "other.jsonl", as_lines(OTHERS[:7]))
     hub = str(tmp_path / "hub")
     files = {"train": "train.jsonl", "dev": "other.jsonl"}
     found = load_task("data", "train", hub_id=hub, data_files=files, references="answer", test=0.5)
@@ -415,6 +446,18 @@ def test_tables_stay_in_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len([*(tmp_path / ".own" / "lmgym" / "rows").iterdir()]) == 1  # the copy of the .parquet file
 
 
+@pytest.mark.parametrize("count", [40, 2])
+def test_a_table_that_is_changed_on_disk_is_noticed(count: int, tmp_path: Path) -> None:
+    """Also one that became shorter: reading behind its end would kill the process."""
+    path = tmp_path / "rows.arrow"
+    found = load_task("data", "train", path=_written(path, as_arrow(SUMS)), streaming=True, test=0.0)
+    assert found[39].prompt == "39+1="
+    _written(path, as_arrow(OTHERS[:count]))
+    for read in (lambda: found[39], lambda: [*found.files[0].rows()]):  # type: ignore[attr-defined]
+        with pytest.raises(LmgymError, match=r"rows\.arrow was changed after its rows were found; start again"):
+            read()
+
+
 def test_a_copy_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _written(tmp_path / "rows.parquet", as_parquet(SUMS))
     (tmp_path / "file").write_text("")
@@ -484,6 +527,66 @@ def _written(path: Path, content: bytes) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return str(path)
+
+
+def test_a_pattern_may_have_several_groups(tmp_path: Path) -> None:
+    """The first group that took part is the value; with none, all that was found."""
+    rows = [{"prompt": f"{n}?", "answer": text} for n, text in enumerate(("#### 5", r"so \boxed{7}", "none"))]
+    path = _written(tmp_path / "rows.jsonl", as_lines(rows))
+    cell = {"column": "answer", "pattern": r"#### (.*)|\\boxed\{(.*?)\}|none"}
+    found = load_task("data", "train", path=path, references=cell, test=0.0)
+    assert [one.references for one in found] == [("5",), ("7",), ("none",)]
+
+
+def called(*functions: dict[str, Any]) -> list[dict[str, Any]]:
+    calls = [{"id": f"c{n}", "type": "function", "function": one} for n, one in enumerate(functions)]
+    return [USER, {"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "content": "5"}]
+
+
+def test_calls_of_tools_have_objects_as_arguments(tmp_path: Path) -> None:
+    """OpenAI writes arguments as JSON text; parquet gives each call the keys of all others."""
+    own, other = {"name": "weather", "arguments": {"city": "Paris"}}, {"name": "add", "arguments": {"a": 1, "b": [2]}}
+    text = {"name": "weather", "arguments": '{"city": "Paris", "unit": null}'}
+    rows = [{"prompt": called(one)} for one in (own, other, {"name": "x", "arguments": "no JSON"}, text)]
+    path = _written(tmp_path / "rows.jsonl", as_lines(rows))
+    found = [one.prompt for one in load_task("data", "train", path=path, test=0.0)]
+    calls = [prompt[1]["tool_calls"][0]["function"] for prompt in found]  # type: ignore[index]
+    assert calls == [own, other, rows[2]["prompt"][1]["tool_calls"][0]["function"],
+                     {"name": "weather", "arguments": {"city": "Paris", "unit": None}}]  # fmt: skip
+    path = _written(tmp_path / "rows.parquet", as_parquet(rows[:2]))
+    assert [one.prompt for one in load_task("data", "train", path=path, test=0.0)] == found[:2]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_tools_do_not_change_the_split_of_a_prompt(streaming: bool, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}?", **({"tools": [{"name": "f"}]} if own else {})} for n in range(90) for own in (0, 1)]
+    path = _written(tmp_path / "rows.jsonl", as_lines(rows))
+    bare = _written(tmp_path / "bare.jsonl", as_lines([{"prompt": row["prompt"]} for row in rows]))
+    for options in ({}, {"unfit": "drop"}):
+        found = load_task("data", "test", path=path, test=0.2, streaming=streaming, **options)  # type: ignore[arg-type]
+        without = load_task("data", "test", path=bare, test=0.2)
+        assert [one.id.split("/")[1] for one in found] == [one.id.split("/")[1] for one in without]
+        assert 10 < len(found) < 70
+
+
+def test_prompts_of_a_held_out_file_are_not_trained_on(tmp_path: Path) -> None:
+    """Nor validated with. A file that is named for both is taken at its word; in a stream nobody looks."""
+    train, test = (_written(tmp_path / f"{name}.jsonl", as_lines(SUMS[begin:end]))
+                   for name, begin, end in (("train", 0, 30), ("test", 20, 40)))  # fmt: skip
+    both = {"path": train, "test_path": test}
+    with telling() as told:
+        assert [one.id for one in load_task("data", "train", **both)] == [f"train/{n + 1}" for n in range(20)]
+    assert told == ["task 'data', split 'train': rows that are left out, since another split's own data holds their "
+                    "prompts too: 10"]  # fmt: skip
+    check_task("data", **both)
+    check_task("data", **both, validation=0.3)
+    check_task("data", path=train, validation_path=test, test=0.3)
+    broken = _written(tmp_path / "broken.jsonl", as_lines([*SUMS[20:30], {"prompt": 5}]))
+    assert len(load_task("data", "train", path=train, test_path=broken)) == 20  # told where it is read: test
+    assert len(load_task("data", "train", path=train, test_path=train)) == 30
+    assert len(load_task("data", "train", **both, streaming=True)) == 30
+    parts = {"splits": {"train": "train[:60%]", "test": "train[40%:]"}, "path": train}
+    assert len(load_task("data", "train", **parts)) == 12
 
 
 @pytest.mark.parametrize("template", [True, False])

@@ -57,6 +57,10 @@ WRONG: list[tuple[Any, str]] = [
     ({"prompt": "2+2=", "labels": [True]}, "there is no column 'completions'"),
     ({"prompt": "2+2=", "completions": ["4"]}, "there is no column 'labels'"),
     (row(completions=[]), r"column 'completions' must hold a list of steps, got \[\]"),
+    (
+        row(completions=[{"role": "assistant", "content": "I add.", "tool_calls": [{}]}], labels=[True]),
+        r"step 1 in column 'completions' calls tools \(tool_calls\)",
+    ),
     (row(completions="2+2=4"), "column 'completions' must hold a list of steps, got '2"),
     (row(labels=[True]), "column 'labels' must hold a label for each of the 2 steps, got 1 labels"),
     (row(labels=True), "column 'labels' must hold a label for each of the 2 steps, got True"),
@@ -94,3 +98,5 @@ def test_splits(tmp_path: Path) -> None:
         load_task("step_labels", "validation", path=path)
     with pytest.raises(LmgymError, match=r"needs task\.path"):
         load_task("step_labels", "train")
+    with pytest.raises(LmgymError, match=r"task\.splits\.test: "):
+        load_task("step_labels", "test", path=path, splits={"test": "tset"})

@@ -42,6 +42,14 @@ def test_the_order_of_the_task_without_shuffling() -> None:
     assert [e.id for e in stream.at(0, draw=1)] == list("4501")  # what comes next
 
 
+def test_a_further_draw_of_a_mixture_goes_on_in_its_order() -> None:
+    meta = {"mixture": {"a": 2.0, "b": 1.0}}
+    examples = [Example(f"{task}/{n}", "?", meta={**meta, "task": task}) for task in "ab" for n in range(30)]
+    for seed in range(20):
+        stream = Stream(examples, seed, 4, shuffle=False)
+        assert stream.at(0, draw=1) == stream.at(1) and not {e.id for e in stream.at(0)} & {e.id for e in stream.at(1)}
+
+
 def test_solved_and_hopeless_prompts_rest_for_an_epoch() -> None:
     curriculum = curriculum_of(shuffle=False)
     rates = {"0": 1.0, "4": 0.0}
@@ -49,6 +57,14 @@ def test_solved_and_hopeless_prompts_rest_for_an_epoch() -> None:
     assert curriculum.metrics() == {"curriculum/resting": 2 / 6}
     assert [take(curriculum, step, rates) for step in (2, 3)] == [list("123"), list("501")]  # 4 rests, 0 did
     assert curriculum.resting == {"0": 4, "4": 2}
+
+
+def test_a_rest_begins_in_the_epoch_that_a_prompt_was_asked_in() -> None:
+    """Of a step across two epochs: 4 is of the first one, and left out of the second one alone."""
+    curriculum = curriculum_of(step=4, shuffle=False)
+    assert [take(curriculum, step, {"4": 1.0}) for step in range(3)] == [list("0123"), list("4501"), list("2350")]
+    assert curriculum.resting == {"4": 2}
+    assert take(curriculum, 3, {}) == list("1234") and curriculum.resting == {}
 
 
 def test_a_prompt_that_comes_back_may_stay() -> None:

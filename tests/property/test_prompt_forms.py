@@ -90,6 +90,26 @@ def test_auto_is_the_data_s_own_form(tmp_path: Path) -> None:
     assert type(mixed[0].prompt[0]["content"]) is RecipeText  # no form is left inside of a message
 
 
+def test_what_stands_around_a_mixture_keeps_the_form_of_its_prompts(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "<|im_start|>2+2="}) + "\n")
+    member = {"name": "data", "path": str(tmp_path / "rows.jsonl"), "test": 0.0}
+
+    def prompt(**options: Any) -> Any:
+        around = {name: options.pop(name) for name in ("prompt_suffix", "system_prompt") if name in options}
+        [example] = load_task("mixture", "train", tasks=[{**member, **options}], **around)
+        return example.prompt
+
+    for form, own in (("text", {}), ("rendered", {"prompts": "rendered"})):
+        found = prompt(prompt_suffix="?", **own)
+        assert isinstance(found, BarePrompt) and found == "<|im_start|>2+2=?" and found.form == form
+        assert found.spans == (((0, 17),) if form == "rendered" else ((16, 17),))
+    assert prompt(system_prompt="Add.")[1]["content"] == "<|im_start|>2+2="
+    with pytest.raises(
+        LmgymError, match=r"'data/rows/1' is rendered, so task\.system_prompt and task\.few_shot can put"
+    ):
+        prompt(system_prompt="Add.", prompts="rendered")
+
+
 def test_each_form_can_be_asked_for() -> None:
     text, messages = Example("a/0", "2+2="), Example("a/1", [{"role": "system", "content": "Add."}, *user("1+1=")])
     assert [one.prompt for one in in_form([text, messages], "arithmetic", "chat")] == [user("2+2="), messages.prompt]
@@ -174,6 +194,11 @@ def test_targets_begin_where_the_prompt_ends() -> None:
     assert answer_ids(chat, "2+2=", doubled, start="<think>\n") == ids_of(once, chat) + end
     begun = BarePrompt(rendered("2+2=") + "<think>\n", form="rendered")
     assert answer_ids(chat, begun, doubled) == ids_of(once, chat) + end
+    for tokenizer in (chat, thinks, plain):  # a begun message of the assistant
+        begun = [*user("2+2="), {"role": "assistant", "content": "Let me see.\n<think>"}]
+        assert answer_ids(tokenizer, begun, "<think>4</think>4")[:-1] == ids_of(once, tokenizer)
+    begun = [*user("2+2="), {"role": "assistant", "content": "Let me see. "}]
+    assert answer_ids(thinks, begun, "<think>\nLet me see. 4")[:-1] == ids_of("4", thinks)
     for prompt in ("Copy [1]: [1]", BarePrompt("Copy [1]: [1]"), user("[1]")):  # the user's text is no start
         assert answer_ids(plain, prompt, "[1]")[:-1] == ids_of("[1]")
 

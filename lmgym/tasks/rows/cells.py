@@ -13,15 +13,8 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError, describe, represent
 from lmgym.core.registry import suggest
 from lmgym.core.validation import check_arguments
-from lmgym.types import Message, RecipeText
-
-ROLES = {  # how data sets call them, and how chat templates do
-    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
-    "gpt": "assistant", "tool": "tool", "observation": "tool", "function": "tool",
-}  # fmt: skip
-BESIDE = ("name", "tool_calls", "tool_call_id")  # what a message may have beside role and content
-WHITE_OR_LIST = tuple(" \t\r\n[")  # how a JSON list may begin
-Prompt = str | list[Message]
+from lmgym.tasks.rows.messages import Prompt, as_prompt
+from lmgym.types import RecipeText
 
 
 def column(row: Mapping[str, Any], name: str, where: str) -> Any:
@@ -142,7 +135,7 @@ class Cell:
             raise LmgymError(
                 f"{where}: column '{self.name}' holds no {self.pattern.pattern!r} (pattern), got {represent(value)}"
             )
-        return found[found.re.groups and 1].strip()
+        return next((text for text in found.groups() if text is not None), found[0]).strip()
 
 
 def _section(column: str | None = None, pattern: str | None = None, function: str | None = None) -> None:
@@ -152,99 +145,6 @@ def _section(column: str | None = None, pattern: str | None = None, function: st
 def prompt_of(row: Mapping[str, Any], name: str, where: str) -> Prompt:
     """The prompt in a column of a row, as `as_prompt` reads it."""
     return as_prompt(column(row, name, where), name, where)
-
-
-def as_prompt(
-    value: Any, name: str, where: str, continued: bool = False, shown: Callable[[Any], Any] | None = None
-) -> Prompt:
-    """A prompt, checked: a text, or chat messages in any of the usual forms (`messages_of`), of which the last may be
-    the assistant's where it can be `continued`. `shown` puts pictures into it (rows/pictures.py). Raises LmgymError for
-    anything else; `name` is the column's and `where` "PATH:LINE" for the message."""
-    if isinstance(value, str) and value[:1] in WHITE_OR_LIST and (listed := _listed(value)):
-        value = listed
-    if shown is not None:
-        value = shown(value)
-    if isinstance(value, str) and value:
-        return value
-    messages = messages_of(value, name, where)
-    begun = continued and len(messages) > 1 and messages[-1]["role"] == "assistant"
-    if messages[-1]["role"] not in ("user", "tool") and not begun:
-        raise LmgymError(f"{where}: the last message in column '{name}' must be the user's, for the model to answer")
-    return messages
-
-
-def with_tools(prompt: Prompt, row: Mapping[str, Any], name: str | None, where: str) -> Prompt:
-    """A prompt with the tools of the row's column `name`, if it has one: a list of JSON schemas, also as JSON text, or
-    nothing. They stand beside the first message that is not the system's; a text becomes a message of the user, since
-    only a chat template can write tools. Raises LmgymError for a column that holds anything else.
-
-    Example: with_tools("2+2?", {"tools": [{"name": "add"}]}, "tools", "") ->
-        [{"role": "user", "content": "2+2?", "tools": [{"name": "add"}]}]"""
-    value = given = None if name is None else row.get(name)
-    if isinstance(given, str) and given:
-        try:
-            value = json.loads(given)
-        except (ValueError, RecursionError):
-            value = None
-    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
-        if not value:
-            return prompt
-        messages: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        place = next((n for n, one in enumerate(messages) if one["role"] != "system"), 0)
-        messages[place] = {**messages[place], "tools": [_without_nulls(one) for one in value]}
-        return messages
-    if not given or given == "null":
-        return prompt
-    raise LmgymError(
-        f"{where}: column '{name}' must hold a list of JSON schemas of tools, for the chat template, got "
-        f"{represent(given)}; task.tools names another column, and task.tools: null none"
-    )
-
-
-def _without_nulls(value: Any) -> Any:
-    """A schema without the nulls that parquet and arrow give to keys that other rows have."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(own) for key, own in value.items() if own is not None}
-    return [_without_nulls(own) for own in value] if isinstance(value, list) else value
-
-
-def messages_of(value: Any, name: str, where: str) -> list[Message]:
-    """Chat messages as OpenAI's and ShareGPT's data sets write them ({"role", "content"} or {"from", "value"}), with
-    contents that are texts or parts of text, or one message alone. Raises LmgymError for others."""
-    value = [value] if isinstance(value, dict) and ("role" in value or "from" in value) else value
-    if not isinstance(value, list) or not value:
-        raise LmgymError(
-            f"{where}: column '{name}' must hold a text or a list of chat messages, got {represent(value)}"
-        )
-    return [_message(one, name, where) for one in value]
-
-
-def _message(message: Any, name: str, where: str) -> Message:
-    names = ("from", "value") if isinstance(message, dict) and "from" in message else ("role", "content")
-    own = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
-    role = own.get(names[0])
-    if not isinstance(role, str) or role not in ROLES or not {*own} <= {*names, *BESIDE}:
-        raise LmgymError(
-            f"{where}: a message in column '{name}' must have a role ({', '.join(dict.fromkeys(ROLES.values()))}) and "
-            f"a content, nothing else, got {represent(message)}"
-        )
-    content = own.get(names[1], "" if own.get("tool_calls") else None)
-    if isinstance(content, list) and all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content):
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise LmgymError(f"{where}: a message's content in column '{name}' must be a text, got {represent(content)}")
-    beside = {key: own[key] for key in BESIDE if own.get(key)}
-    return {"role": ROLES[role], "content": content, **beside}
-
-
-def _listed(text: str) -> list[Any] | None:
-    """The messages of a text that is a JSON list of them; None for any other text."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    is_chat = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
-    return value if is_chat and all("role" in one or "from" in one for one in value) else None
 
 
 def references_of(row: Mapping[str, Any], cell: Cell | None, where: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import LONGEST_LINE
 from lmgym.core.registry import suggest
 from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.arrow import arrow_table, parquet_rows, table_rows
@@ -77,7 +78,7 @@ def _whole(path: Path, most: int) -> bytes:
 def _json(path: Path) -> Iterator[Row]:
     """The objects of a .json file: of a list, of lines (as .jsonl has them), or one."""
     with opened(path) as file:
-        first = next((line for line in iter(lambda: file.readline(2**20), b"") if line.strip()), b"")
+        first = next((line for line in iter(lambda: file.readline(LONGEST_LINE), b"") if line.strip()), b"")
     if first.lstrip(b"\xef\xbb\xbf").strip().startswith(b"{"):
         try:
             parse_json(first, path, 1)

@@ -13,6 +13,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.core.files import lines_of, open_regular
 from lmgym.tasks.rows import Row
 from lmgym.tasks.rows.arrow import (
+    BATCH,
     arrow_copy,
     arrow_table,
     batches_in_turn,
@@ -20,7 +21,6 @@ from lmgym.tasks.rows.arrow import (
     digest_of,
     parquet_size,
     rows_of_batches,
-    table_rows,
 )
 from lmgym.tasks.rows.json_text import json_object
 from lmgym.tasks.rows.unfit import unreadable
@@ -79,7 +79,7 @@ class Lines:
     def _opened(self) -> BinaryIO:
         with readable(self.path):
             file = open_regular(self.absolute)
-        if _state(file) != (self.size, self.changed, self.inode):
+        if _state(os.fstat(file.fileno())) != (self.size, self.changed, self.inode):
             file.close()
             raise LmgymError(f"{self.path} was changed after its lines were found; start again")
         return file
@@ -94,27 +94,42 @@ class Lines:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of an Arrow table that is memory-mapped. Example: Table("rows.arrow", table, sha256).row(0)"""
+    """The rows of an Arrow table that is memory-mapped. Raises LmgymError when the file of the map is no longer the one
+    that was hashed. Example: Table("rows.arrow", table, sha256).row(0)"""
 
     name: str
     table: Any
     sha256: str
+    mapped: tuple[Path, tuple[int, int, int]] | None = None  # the file, as an absolute path, and its state
     copy: Path | None = None  # of a .parquet file, as .arrow
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def row(self, index: int) -> Row:
+        self._check_unchanged()
         [row] = checked(self.table.slice(index, 1), self.name)
         return f"{self.name}: row {index + 1}", row
 
     def rows(self, only: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
-        if self.copy is None:
-            return enumerate(table_rows(self.table if only is None else self.table.select(self._of(only)), self.name))
-        batches = batches_in_turn(self.copy)
+        batches = self._batches() if self.copy is None else batches_in_turn(self.copy)
         return enumerate(
             rows_of_batches(batches if only is None else (one.select(self._of(only)) for one in batches), self.name)
         )
+
+    def _batches(self) -> Iterator[Any]:
+        for start in range(0, len(self), BATCH):
+            self._check_unchanged()
+            yield self.table.slice(start, BATCH)
+
+    def _check_unchanged(self) -> None:
+        """Behind the end of a file that became shorter there is nothing to read, and the process would be killed."""
+        if self.mapped is not None:
+            path, state = self.mapped
+            with readable(path):
+                found = _state(path.stat())
+            if found != state:
+                raise LmgymError(f"{self.name} was changed after its rows were found; start again")
 
     def _of(self, names: Sequence[str]) -> list[str]:
         return [name for name in self.table.column_names if name in names]
@@ -135,9 +150,13 @@ def indexed(path: Path) -> IndexedRows:
     """The rows of a file. Raises LmgymError if it cannot be read."""
     if kind_of(path) in LINES:
         return find_lines(path)
+    with readable(path):
+        state = _state(path.stat())  # before it is hashed and mapped
     sha256 = digest_of(path)
-    copy = arrow_copy(path, sha256) if kind_of(path) == ".parquet" else None
-    return Table(str(path), arrow_table(copy or path), sha256, copy)
+    if kind_of(path) != ".parquet":
+        return Table(str(path), arrow_table(path), sha256, (path.absolute(), state))
+    copy = arrow_copy(path, sha256)  # never written to again: what replaces it is a file of its own
+    return Table(str(path), arrow_table(copy), sha256, copy=copy)
 
 
 def indexed_table(name: str, table: Any) -> Table:
@@ -153,7 +172,7 @@ def find_lines(path: Path) -> Lines:
     bytes. Raises LmgymError if the file cannot be read."""
     starts, numbers, all_bytes = array("q"), array("q"), hashlib.sha256()
     with readable(path), open_regular(path) as file:
-        size, changed, inode = _state(file)
+        size, changed, inode = _state(os.fstat(file.fileno()))
         start = 0
         for number, line in enumerate(lines_of(file, path), start=1):
             all_bytes.update(line)
@@ -164,6 +183,6 @@ def find_lines(path: Path) -> Lines:
     return Lines(path, starts, numbers, size, changed, inode, all_bytes.hexdigest())
 
 
-def _state(file: BinaryIO) -> tuple[int, int, int]:
-    found = os.fstat(file.fileno())
+def _state(found: os.stat_result) -> tuple[int, int, int]:
+    """Size, time of the last change in nanoseconds, and which file it is."""
     return found.st_size, found.st_mtime_ns, found.st_ino

@@ -93,6 +93,11 @@ class Found:
     def paths(self) -> list[Path]:
         return [path for paths, _ in self.files for path in paths]
 
+    def same_rows(self, other: "Found") -> bool:
+        """True if the other is of the same files, and of the same part of them."""
+        mine, theirs = ([(paths, part.begin, part.end) for paths, part in one.files] for one in (self, other))
+        return self.table is None and mine == theirs
+
     @property
     def large(self) -> bool:
         """True if its rows had better stay where they are, and can."""

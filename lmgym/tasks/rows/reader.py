@@ -7,8 +7,9 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError, represent
 from lmgym.tasks.rows import Row
-from lmgym.tasks.rows.cells import Cell, as_prompt, check_template, column, fields_of, fill, references_of, with_tools
+from lmgym.tasks.rows.cells import Cell, check_template, column, fields_of, fill, references_of
 from lmgym.tasks.rows.formats import place_of
+from lmgym.tasks.rows.messages import as_prompt, with_tools
 from lmgym.tasks.rows.pictures import RowPictures
 from lmgym.types import Example, RecipeText, pictures_of
 
@@ -63,11 +64,11 @@ class Reader:
         put = partial(self.pictures.put_into, shown=shown, name=name, where=where)
         return as_prompt(value, name, where, continued=True, shown=put)
 
-    def example(self, row: Row, stems: Mapping[str, str]) -> Example:
-        """The example of a row; `stems` are how ids begin, by file. Raises LmgymError, with file and line, if it cannot
-        be one."""
+    def example(self, row: Row, stems: Mapping[str, str], prompt: Any = None) -> Example:
+        """The example of a row; `stems` are how ids begin, by file, and `prompt` is `prompt_of` the row where that is
+        known. Raises LmgymError, with file and line, if it cannot be one."""
         where, values = row
-        prompt = with_tools(self.prompt_of(row), values, self.tools, where)
+        prompt = with_tools(self.prompt_of(row) if prompt is None else prompt, values, self.tools, where)
         references = references_of(values, self.references, where)
         used = {"references", self.id, None if isinstance(self.prompt, list) else self.prompt.column}
         used.add(self.pictures.column(values))

@@ -108,6 +108,22 @@ def collecting(choice: Choice, what: str) -> Iterator[Unfit]:
             around.told += [f"{what}: {sentence}" for sentence in own.told]
 
 
+@contextmanager
+def told_elsewhere() -> Iterator[None]:
+    """While rows of another split are looked at: those that do not fit are told of when that split is loaded."""
+    token = _current.set(Unfit("drop"))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def tell(sentence: str) -> None:
+    """Add a sentence about rows that were left out to what is told while a task is loaded."""
+    if (found := _current.get()) is not None:
+        found.told.append(sentence)
+
+
 def dropping() -> bool:
     """True while a task is loaded whose unfit rows are left out: then all of them must be found."""
     found = _current.get()
