@@ -5,6 +5,7 @@ A reward function has a corpus metric if it has an attribute `corpus`: a functio
 arguments."""
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,6 @@ def _corpus(reward: Reward, groups: Sequence[Sequence[Episode]], timeout: float 
             starts = np.cumsum([0, *map(len, groups[:-1])])
             summed = SufficientStatistics(np.add.reduceat(by_text.rows, starts, axis=0), by_text.value)
             value = summed.figure
-    if not isinstance(value, float):
+    if not isinstance(value, numbers.Real):
         raise LmgymError(f"reward '{reward.name}': its corpus returned {value!r}; it must be a number")
-    return Corpus(value, len(groups), summed)
+    return Corpus(float(value), len(groups), summed)

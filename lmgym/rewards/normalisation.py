@@ -8,6 +8,7 @@ from lmgym.rewards.base import Reward
 from lmgym.types import Episode
 
 SMALLEST = 1e-8  # added to the deviation
+ROUNDING = 1e-12  # a deviation of no more than this part of the mean is one of rounding: all values are equal
 
 
 @dataclass
@@ -42,8 +43,9 @@ def normalise(
 ) -> None:
     """Replace what rewards with `normalise` have paid by (value - mean) / deviation; with `scale`, by value /
     deviation. The estimates take in these episodes first (`learn`). The raw value stays as the component NAME/raw.
+    While all values so far are equal, the deviation counts as 1, so that `scale` leaves them as they are.
 
-    Source: TRL 0.11, PPOTrainer with use_score_scaling and use_score_norm.
+    Source: TRL 0.11, PPOTrainer with use_score_scaling and use_score_norm; it divides equal values by 1e-8.
 
     Example:
         >>> normalise(episodes, rewards, stage.moments)
@@ -59,8 +61,10 @@ def normalise(
         if learn:
             known.add([raw for _, raw in shown])
         centre = 0.0 if reward.normalise == "scale" else known.mean
+        equal = known.deviation <= ROUNDING * abs(known.mean)
+        deviation = 1.0 if equal else known.deviation + SMALLEST
         for episode, raw in shown:
-            value = (raw - centre) / (known.deviation + SMALLEST)
+            value = (raw - centre) / deviation
             episode.reward_components |= {reward.name: value, f"{reward.name}/raw": raw}
             episode.turns[-1].reward += reward.weight * (value - raw)
             episode.score = sum(turn.reward for turn in episode.turns)

@@ -114,11 +114,7 @@ def rewards_by_turn(
     The reward of the episode is their sum. It costs one call of the reward per turn. Raises as `call_reward` does."""
     # Score the episodes as if they ended with each action, in one call.
     ends = [[n for n, turn in enumerate(e.turns) if turn is e.turns[-1] or not turn.unfinished] for e in episodes]
-    prefixes = [
-        replace(episode, turns=episode.turns[: end + 1])
-        for episode, own in zip(episodes, ends, strict=True)
-        for end in own
-    ]
+    prefixes = [_until(episode, end) for episode, own in zip(episodes, ends, strict=True) for end in own]
     values = iter(call_reward(reward, prefixes, timeout, tokenizer))
     results = list[list[float] | Failure | None]()
     for episode, own in zip(episodes, ends, strict=True):
@@ -130,3 +126,18 @@ def rewards_by_turn(
             paid = {index: one for index, one in judgements.items() if isinstance(one, float)}
             results.append([paid.get(index, 0.0) for index in range(len(episode.turns))])
     return results
+
+
+def _until(episode: Episode, end: int) -> Episode:
+    """The episode as if it ended with the turn of this index: its turns and its messages up to there."""
+    turns, later = episode.turns[: end + 1], episode.turns[end + 1 :]
+    if not later:
+        return episode
+    # The later turns have written so many messages of an assistant, behind the one that this turn is a part of.
+    newer = sum(turn.continuation is None for turn in episode.turns[end:-1])
+    own = [n for n, message in enumerate(episode.messages) if message["role"] == "assistant"]
+    shown = replace(episode, turns=turns, messages=[])
+    # Of a conversation that began anew since then, the messages are not known any more.
+    if newer < len(own) and not any(turn.restart and not turn.source_ids for turn in later):
+        shown.messages = [*episode.messages[: own[-1 - newer]], {"role": "assistant", "content": shown.text}]
+    return shown

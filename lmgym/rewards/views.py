@@ -29,25 +29,37 @@ def without_thinking(text: str, opened: bool = False) -> str:
 
 
 def strip_thoughts(episode: Episode, stripping: Stripping) -> Episode:
-    """A copy of an episode whose last turn's text has no thoughts. The ids stay as sampled; the original, which is
-    trained on, does not change.
+    """A copy of an episode whose last message has no thoughts, in whichever of its turns they stand. The ids stay as
+    sampled; the original, which is trained on, does not change.
 
     Example: strip_thoughts(episode, stripping="opened").text -> '4'"""
-    if not episode.turns:
-        return episode
-    *before, last = episode.turns
-    text = without_thinking(last.given + last.text, stripping == "opened")
-    return replace(episode, turns=[*before, replace(last, given="", text=text)])
+    kept = without_thinking(episode.text, stripping == "opened")
+    # What is kept is the end of the message, so its first characters are left out, turn by turn.
+    out, turns = len(episode.text) - len(kept), list(episode.turns)
+    for place in range(_begin_of_message(episode), len(turns)):
+        for part in ("given", "text", "continuation"):
+            old = getattr(turns[place], part) or ""
+            if gone := min(out, len(old)):
+                rest: dict[str, Any] = {part: old[gone:]}
+                turns[place], out = replace(turns[place], **rest), out - gone
+    return replace(episode, turns=turns)
 
 
 def with_text(episode: Episode, text: str) -> Episode:
-    """A copy of an episode with this text as its last message. No turn of the copy continues a message.
+    """A copy of an episode with this text as its last message; all of it stands in the last turn.
 
     Example: with_text(episode, "4").text -> '4'"""
     if not episode.turns:
         return episode
-    *before, last = (replace(turn, continuation=None) for turn in episode.turns)
-    return replace(episode, turns=[*before, replace(last, given="", text=text)])
+    *before, last = episode.turns
+    begin = _begin_of_message(episode)
+    empty = [replace(turn, given="", text="", continuation="") for turn in before[begin:]]
+    return replace(episode, turns=[*before[:begin], *empty, replace(last, given="", text=text)])
+
+
+def _begin_of_message(episode: Episode) -> int:
+    """The index of the turn in which the last message begins."""
+    return max((n + 1 for n, turn in enumerate(episode.turns[:-1]) if turn.continuation is None), default=0)
 
 
 def with_champion(episode: Episode, champion: str | None) -> Episode:

@@ -20,7 +20,7 @@ from lmgym.rewards.base import call_reward, check_examples, episodes
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.running import parallel
-from lmgym.rewards.views import without_thinking
+from lmgym.rewards.views import strip_thoughts, without_thinking
 from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.play import background_scoring
 from lmgym.rollouts.rollout import apply_rewards, collect
@@ -117,6 +117,31 @@ def test_a_reward_may_see_the_text_behind_the_thoughts_alone() -> None:
         assert call_reward(reward, scored) == values
     assert call_reward(build_rewards({"final_answer": 1.0})[0], scored) == [0.0, 1.0, 1.0, 1.0]  # off, unless asked for
     assert [asdict(episode) for episode in scored] == before  # what is trained on is what was sampled
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stripping", "left"),
+    [
+        (["<think>#### 7. Check 3+4=", " hmm"], True, ""),  # no end
+        (["<think>maybe 9 </think>3+4=", "\n#### 7"], True, "3+4=7\n#### 7"),
+        (["<think>3+4=", " so</think>\n#### 7"], True, "\n#### 7"),
+        (["thought: 3+4=", " ok</think>\nIt is 3+4=", "\n#### 7"], "opened", "\nIt is 3+4=7\n#### 7"),
+        (["3+4=", "\n#### 7"], "opened", ""),
+        (["3+4=", "\n#### 7"], True, "3+4=7\n#### 7"),
+    ],
+)
+def test_thoughts_are_left_out_of_all_turns_of_a_message(pieces: list[str], stripping: Any, left: str) -> None:
+    """A calculator goes on in the model's message; an earlier message stays as it is."""
+    turns = [Turn([1], [2], text=piece, continuation="7", unfinished=True) for piece in pieces]
+    turns[-1].continuation, turns[-1].unfinished = None, False
+    earlier = Turn([1], [2], text="<think>old</think>#### 8")
+    episode = Episode(Example("a/0", "3+4?", ("7",)), 0, 0, [earlier, *turns])
+    shown = strip_thoughts(episode, stripping)
+    assert shown.text == left and shown.turns[0] == earlier
+    assert [turn.action_ids for turn in shown.turns] == [turn.action_ids for turn in episode.turns]
+    assert strip_thoughts(replace(episode, turns=[]), stripping).turns == []
+    reward = build_rewards({"final_answer": {"strip_thinking": stripping}})[0]
+    assert call_reward(reward, [episode]) == [float("#### 7" in left)]
 
 
 def test_a_reward_of_episodes_sees_copies() -> None:

@@ -14,6 +14,7 @@ from lmgym.rewards.base import call_reward, check_examples
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import why_never_paid
 from lmgym.rewards.foreign.signature import written_of
+from lmgym.rewards.views import with_text
 from lmgym.rollouts.rollout import apply_rewards
 from lmgym.types import Episode, Example, Turn
 from tests.contract.foreign_rewards import reward_func, seen
@@ -118,6 +119,34 @@ def test_verl_s_batches_and_coroutines() -> None:
     assert values(later, answered(*ANSWERS)) == [float("7" in text) for text in ANSWERS]  # the first reference
     with pytest.raises(LmgymError, match=r"unknown key '.*in_batches\.bonsu'; did you mean 'bonus'"):
         values(in_batches, verl_rows("openai/gsm8k"), bonsu=0.5)
+
+
+def with_defaults(solution_str, ground_truth="7", data_source="openai/gsm8k", extra_info=()):  # type: ignore
+    seen.append((ground_truth, data_source, extra_info))
+    return 1.0
+
+
+def batch_with_defaults(solution_strs, ground_truths, data_sources=("none",), extra_infos=None):  # type: ignore
+    seen.append((ground_truths, data_sources, extra_infos))
+    return [1.0] * len(solution_strs)
+
+
+def named_and_others(solution_str, extra_info=3, **kwargs):  # type: ignore[no-untyped-def]
+    seen.append((extra_info, kwargs))
+    return 1.0
+
+
+def test_what_the_data_lack_is_the_function_s_own_default() -> None:
+    bare = Episode(Example("a/0", "3+4?"), 0, 0, [Turn([1], [2], text="7")])
+    seen.clear()
+    values(with_defaults, [bare, *answered("7", data_source="math", extra_info={"level": 2})])
+    assert seen == [("7", "openai/gsm8k", ()), ("7", "math", {"level": 2})]
+    seen.clear()
+    values(batch_with_defaults, [bare, *answered("7", extra_info={"level": 2})])
+    assert seen == [([None, "7"], ("none",), [None, {"level": 2}])]
+    seen.clear()
+    values(named_and_others, [bare])
+    assert seen == [(3, {"data_source": None, "ground_truth": None})]  # verl gives these
 
 
 def seen_by_verl(solution_str: str, ground_truth: str) -> float:
@@ -259,6 +288,48 @@ def test_trl_gets_whole_conversations() -> None:
     one.turns[1].restart = True  # the environment has begun a new conversation: only that is left
     one.messages = [*USER, {"role": "assistant", "content": "So 7."}]
     assert written_of(one) == [{"role": "assistant", "content": "So 7."}]
+
+
+def first_messages(completions, **kwargs):  # type: ignore[no-untyped-def]
+    seen.extend([message["content"] for message in one] for one in completions)
+    return [float(one[0]["content"] == "a1") for one in completions]
+
+
+def completion_of_verifiers(prompt, completion):  # type: ignore[no-untyped-def]
+    return float(first_messages([completion])[0])
+
+
+def long_conversation() -> Episode:
+    """Three answers, the second with a result of a calculator in it, behind an answer that the prompt has shown."""
+    texts = ("shown?", "shown", "q", "a1", "e1", "a2=4b", "e2", "a3")
+    messages = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+    turns = [Turn([1], [2], text=text) for text in ("a1", "a2", "b", "a3")]
+    turns[1].continuation, turns[1].unfinished = "=4", True
+    return Episode(Example("a/0", messages[:3], ("7",)), 0, 0, turns, messages=messages, chat=True)
+
+
+@pytest.mark.parametrize("function", [first_messages, completion_of_verifiers])
+def test_each_turn_is_judged_with_the_conversation_up_to_there(function: Any) -> None:
+    [reward] = build_rewards({f"{HERE}:{function.__name__}": {"each_turn": True, "pool": False}})
+    episode = long_conversation()
+    seen.clear()
+    apply_rewards([episode], [reward])
+    assert seen == [["a1"], ["a1", "e1", "a2=4b"], ["a1", "e1", "a2=4b", "e2", "a3"]]
+    assert [turn.reward for turn in episode.turns] == [1.0, 0.0, 1.0, 1.0]
+    # A conversation that has begun anew does not lend its messages to the turns before.
+    anew = long_conversation()
+    anew.turns[3].restart, anew.messages = True, [*anew.messages[:3], {"role": "assistant", "content": "a3"}]
+    seen.clear()
+    apply_rewards([anew], [reward])
+    assert seen == [["a1"], ["a2=4b"], ["a3"]]
+
+
+@pytest.mark.parametrize("text", ["A2=4B", ""])
+def test_a_changed_text_is_one_message(text: str) -> None:
+    """An answer that the prompt has shown is no answer of the policy, whatever a post-processor makes of the text."""
+    episode = long_conversation()
+    episode.turns, episode.messages = episode.turns[1:3], [*episode.messages[:3], {"role": "assistant", "content": "x"}]
+    assert written_of(with_text(episode, text)) == [{"role": "assistant", "content": text}]
 
 
 def test_trl_s_environments_are_what_the_environment_notes() -> None:

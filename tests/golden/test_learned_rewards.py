@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import check_examples
 from lmgym.rewards.building import build_rewards
-from lmgym.rewards.learned import scorers
+from lmgym.rewards.learned import scorers, similarity
 from lmgym.rewards.learned.classifier import learned_reward, reward_model
 from lmgym.rewards.learned.entailment import PERCENTILES, PairProbabilities, _consistent, summac_conv, summac_zero_shot
 from lmgym.rewards.learned.perplexity import causal_perplexity, windows
@@ -140,6 +140,16 @@ def test_bert_score_is_that_of_the_package(tmp_path: Path, run: dict[str, Any]) 
         assert found == pytest.approx(run[part], abs=ROUNDING), part
     if run["layer"] == 2:
         assert found == bert_score(texts, examples, model=folder, **idf)  # the last layer, and F1, unless told
+
+
+def test_only_a_line_end_ends_a_document_of_bert_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document may hold other marks that Python's splitlines takes as ends."""
+    seen, real = list[tuple[str, ...]](), similarity._inverse_frequencies
+    monkeypatch.setattr(similarity, "_inverse_frequencies", lambda *given: seen.append(given[-1]) or real(*given))
+    (tmp_path / "documents.txt").write_bytes("a\u2028b\x0cc\r\n\r\nd\r\n".encode())
+    folder = tiny.encoder(tmp_path / "model")
+    bert_score(["a"], [Example("a/0", "?", ("a",))], model=folder, idf=str(tmp_path / "documents.txt"))
+    assert seen and {*seen} == {("a\u2028b\x0cc", "d")}
 
 
 def test_bert_score_by_hand(tmp_path: Path) -> None:

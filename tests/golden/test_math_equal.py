@@ -174,6 +174,24 @@ EQUAL = [
     (r"-1 \le x \le 4", r"x \in [-1,4]"),
     (r"x \in [-1,4]", r"-1 \le x \le 4"),
     ("odd", r"\text{odd}"),
+    ("1e3", "10^3"),
+    ("5e-7", r"5\times10^{-7}"),
+    (r"6.02\times10^{23}", "6.02e23"),
+    ("2.5 million", r"2.5\times 10^6"),
+    ("18 thousand", r"1.8\times 10^4"),
+    ("1e3, 7", "7, 10^3"),
+    (r"0.\overline{3}", r"\frac13"),
+    (r"-0.1\overline{6}", r"-\frac{1}{6}"),
+    (r"\log_2 8", "3"),
+    (r"5\text{ ft }10\text{ in}", r"5\,\text{ft}\,10\,\text{in}"),
+    ("5 ft 10 in", r"5\text{ft }10\text{in}"),
+    (r"3\text{ red, }4\text{ blue}", "3 red, 4 blue"),
+    ("4210_7", "4210_{7}"),
+    ("4210_7", "4210"),
+    ("3,5,3", "3,3,5"),
+    (r"\{3,3,5\}", r"\{3,5\}"),
+    (r"\pm 2, 3", "2, -2, 3"),
+    (r"\pm 1, \pm 2", "1, -1, 2, -2"),
 ]
 DIFFERENT = [
     ("0.33", r"\frac13"),
@@ -214,6 +232,20 @@ DIFFERENT = [
     ("B. a square or C. a circle", "B"),
     ("1000000001", "1000000002"),
     ("3.1416", r"\pi"),
+    ("1e3", "10^4"),
+    (r"6.02\times10^{23}", "6.03e23"),
+    (r"0.\overline{3}", "0.3"),
+    (r"0.\overline{3}", r"0.\overline{6}"),
+    (r"\log_2 8", "4"),
+    (r"5\text{ ft }10\text{ in}", r"5\text{ ft }11\text{ in}"),
+    (r"5\text{ ft }10\text{ in}", "5"),
+    (r"3\text{ red, }4\text{ blue}", r"4\text{ red, }3\text{ blue}"),
+    (r"3\text{ hours }20\text{ minutes}", "3"),
+    ("4210_7", "4210_5"),
+    ("11_2", "11_{3}"),
+    ("3,3,5", "3,5,5"),
+    ("3,3,5", "3,5"),
+    ("3,5", "3,3,5"),
     ("9" * 2_000, "9"),
     ("(" * 500 + "1" + ")" * 500, "1"),
 ]
@@ -264,6 +296,10 @@ def test_equal_and_different_answers() -> None:
         (r"It is $\frac12$", False, 1.0),
         ("Half of 3 is 1.5, and a third of that is 0.5", False, 1.0),
         ("1/2", False, 1.0),
+        ("The answer is 0.5\u03c0.", True, 0.0),
+        ("The answer is 0.5 + sqrt(3).", True, 0.0),
+        ("The answer is 1 / 2.", True, 1.0),
+        ("The answer is 5 \u00d7 10^-1.", True, 1.0),
         (r"\frac{1}{2}", False, 1.0),
         (r"\frac{1}{0.5^{0.5}}", False, 0.0),  # a bare formula is the answer, not the last number in it
         ("", False, 0.0),
@@ -287,6 +323,44 @@ def test_what_counts_as_the_reference() -> None:
     ):
         assert math_equal([r"\boxed{18}", r"\boxed{19}"], [example] * 2) == [1.0, 0.0]
     assert math_equal([r"\boxed{\text{New York}}"], [asked("New York")]) == [1.0]
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "solution",
+    [
+        "The answer is 18",
+        "9 + 9 = <<9+9=18>>18\n#### 18",
+        r"Since $x=9$, it is $\boxed{18}$.",
+        "He has 18.",
+        "It is 9 + 9 = 18.",
+    ],
+)
+def test_the_column_of_answers_may_be_the_reference_too(solution: str) -> None:
+    """`references: answer` in a recipe: the worked solutions are read as under any other name."""
+    for example in (asked(solution), asked(solution, answer=solution)):
+        assert math_equal([r"\boxed{18}", r"\boxed{9}"], [example] * 2) == [1.0, 0.0]
+    check_examples(build_rewards({"math_equal": 1.0}), [asked(solution, answer=solution)])
+    bare = asked(r"50%", answer="50%")
+    assert math_equal([r"\boxed{0.5}", r"\boxed{5}"], [bare] * 2) == [1.0, 0.0]
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        ("x = 5 or x = -5", "5, -5", "-5"),
+        ("2 and 3", "3, 2", "3"),
+        ("1, 2, and 3", "1, 2, 3", "3"),
+        ("y=2, x=1", "(1, 2)", "(2, 1)"),
+        ("3 pi", r"3\pi", "3"),
+        ("3 or 4", "3 or 4", "4"),
+    ],
+)
+def test_a_bare_reference_of_several_parts_is_read_whole(reference: str, right: str, wrong: str) -> None:
+    for example in (asked(reference), asked(reference, answer=reference), asked(answer=reference)):
+        texts = [rf"\boxed{{{right}}}", rf"\boxed{{{wrong}}}"]
+        assert math_equal(texts, [example] * 2) == [1.0, 0.0]
 
 
 @needs_library

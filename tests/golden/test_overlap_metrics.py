@@ -403,6 +403,17 @@ def test_cider_of_two_documents_and_of_one(tmp_path: Path) -> None:
     )
 
 
+def test_only_a_line_end_ends_a_document(tmp_path: Path) -> None:
+    """A text may hold other marks that Python's splitlines takes as ends, and JSON may write them as they are."""
+    answers, wanted = ["a b c d", "e f g h"], [["a\u2028b\x85c d"], ["e f g x"]]
+    lines, plain = tmp_path / "a.jsonl", tmp_path / "a.txt"
+    lines.write_bytes("".join(json.dumps(one, ensure_ascii=False) + "\r\n" for one in wanted).encode())
+    plain.write_bytes("".join(f"{one[0]}\r\n" for one in wanted).encode())
+    expected = cider(answers, asked(*wanted), documents=documents(tmp_path, wanted))
+    for path in (lines, plain):
+        assert cider(answers, asked(*wanted), documents=str(path)) == expected
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [

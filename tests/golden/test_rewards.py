@@ -4,7 +4,14 @@ import pytest
 
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.rewards.maths.final_answer import answer_format, extract_answer, final_answer, normalise_number, same_answer
+from lmgym.rewards.maths.final_answer import (
+    answer_format,
+    extract_answer,
+    final_answer,
+    normalise_number,
+    reference_answer,
+    same_answer,
+)
 from lmgym.rewards.text.form import (
     exact_match,
     length,
@@ -162,6 +169,88 @@ def test_numbers_are_compared_exactly_and_texts_as_texts(text: str, reference: s
     assert scored(text, reference) == value
 
 
+@pytest.mark.parametrize(
+    ("content", "answer"),
+    [
+        # An expression or a list is not its first number.
+        ("2\u03c0.", "2\u03c0"),
+        ("2\u03c0. It follows that 3 is less.", "2\u03c0"),
+        ("3 pi", "3 pi"),
+        ("2\u221a3", "2\u221a3"),
+        ("2 sqrt(3).", "2 sqrt(3)"),
+        ("2 + sqrt(3)", "2 + sqrt(3)"),
+        ("5\u00b2", "5\u00b2"),
+        ("1\u00bd", "1\u00bd"),
+        ("3 \u00d7 10^8", "3 \u00d7 10^8"),
+        ("3 x 10^8", "3 x 10^8"),
+        ("3+4i", "3+4i"),
+        ("3 + x", "3 + x"),
+        ("2/x", "2/x"),
+        ("10 / 3.", "10 / 3"),
+        ("10 - 4", "10 - 4"),
+        ("18-20", "18-20"),
+        ("5 \u00b1 2", "5 \u00b1 2"),
+        ("1,5", "1,5"),
+        ("6/7/2024", "6/7/2024"),
+        (r"0.\overline{3}", r"0.\overline{3}"),
+        ("2 and 3. Both fit.", "2 and 3"),
+        ("1, 2 or 3", "1, 2 or 3"),
+        ("y=2, x=1", "y=2, x=1"),
+        # An equation says what it comes to, also with an x between its numbers.
+        ("2 x 3 = 6.", "6"),
+        ("$5 x 3 = $15", "15"),
+        ("4 x (2 + 3) = 20 cm", "20"),
+        ("2x = 6", "2x = 6"),
+        ("2 + 3x = 9", "2 + 3x = 9"),
+        # Words behind a number are none.
+        ("18 - that is all", "18"),
+        ("18 - a lot", "18"),
+        ("18 - (see above)", "18"),
+        ("18 - ... well", "18"),
+        ("**18** - 3 are left", "18"),
+        ("18-year-old wine", "18"),
+        ("$18/hour", "18"),
+        ("18/h", "18"),
+        ("18 piles", "18"),
+        ("18, 3 more than 15", "18"),
+        ("1,234", "1234"),
+        ("18. Then 3 are left", "18"),
+    ],
+)
+def test_an_announced_answer_is_read_to_its_end(content: str, answer: str) -> None:
+    for text in (f"#### {content}", f"The answer is {content}", f"Answer: {content}"):
+        assert extract_answer(text, strict=True) == answer
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("2 and 3", "2 and 3"),
+        ("x = 5 or x = -5", "x = 5 or x = -5"),
+        ("1, 2, and 3.", "1, 2, and 3"),
+        ("4 out of 5", "4 out of 5"),
+        ("5 mod 7", "5 mod 7"),
+        ("log 5", "log 5"),
+        ("sin x + 2", "sin x + 2"),
+        ("3 pi", "3 pi"),
+        ("3 hours 20 minutes", "3 hours 20 minutes"),
+        ("He has 18.", "18"),
+        ("Tom has 3 and Ann 18", "18"),
+        ("half of 36 is 18", "18"),
+        ("he gets 18", "18"),
+        ("18 apples and no more", "18"),
+        ("so 9+9=18", "18"),
+        ("9 + 9 = 18", "18"),
+        ("half of 36\n18", "18"),
+    ],
+)
+def test_a_bare_reference_is_no_worked_solution(reference: str, answer: str) -> None:
+    assert reference_answer(reference) == answer
+    right, last = f"#### {answer}", answer.split()[-1]
+    assert scored(right, reference) == 1.0
+    assert scored(f"#### {last}", reference) == float(last == answer)
+
+
 def test_any_reference_will_do() -> None:
     assert scored("#### 4", "#### 3", "2 + 2 = 4\n#### 4") == 1.0
     assert scored("#### 5", "#### 3", "2 + 2 = 4\n#### 4") == 0.0
@@ -172,6 +261,8 @@ def test_numbers() -> None:
     assert normalise_number("18 dollars.") == normalise_number("18%") == 18
     assert normalise_number(".5") == normalise_number("1/2") == normalise_number("5e-1")
     assert normalise_number("3/0") is normalise_number("18 19") is normalise_number("eighteen") is None
+    assert normalise_number("1e-0009") == normalise_number(".000000001")
+    assert normalise_number("1e1000") is normalise_number("1e-1000") is normalise_number("3 pi") is None
     assert normalise_number("1e999999999") is normalise_number("9" * 5000) is None
     assert same_answer("1e999999999", "1E999999999") and not same_answer("1e999999999", "1e999999998")
 

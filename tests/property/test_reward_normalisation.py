@@ -60,6 +60,26 @@ def test_values_are_relative_to_all_that_came_so_far(kind: Any) -> None:
     assert {name: vars(known) for name, known in moments.items()} == before
 
 
+@pytest.mark.parametrize("value", [0.0, 0.5, -0.1 * 3, 1e6 / 7])
+@pytest.mark.parametrize("kind", [True, "scale"])
+def test_equal_values_are_not_divided_by_nothing(kind: Any, value: float) -> None:
+    """While all are equal but for rounding, the deviation counts as 1; then it is that of all values."""
+    [reward], moments = build_rewards({"words": {"normalise": kind}}), dict[str, Moments]()
+    for _ in range(3):
+        episodes = answered(*"abcdefg")
+        for one in episodes:
+            one.reward_components["words"] = one.turns[-1].reward = value
+        normalise(episodes, [reward], moments)
+        for one in episodes:
+            assert one.reward_components["words"] == pytest.approx(0.0 if kind is True else value, abs=1e-9)
+    episodes[0].reward_components["words"] = value + 1
+    normalise(episodes[:1], [reward], moments)
+    assert moments["words"].deviation > 0.1
+    centre = moments["words"].mean if kind is True else 0.0
+    expected = (value + 1 - centre) / (moments["words"].deviation + 1e-8)
+    assert episodes[0].reward_components["words"] == pytest.approx(expected)
+
+
 def test_it_is_for_whole_answers() -> None:
     for other in ("shaping", "each_turn"):
         with pytest.raises(LmgymError, match="normalise' is for a reward of whole answers"):

@@ -11,8 +11,13 @@ from hypothesis import strategies as some
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import get
-from lmgym.stats.intervals import pass_at_k
+from lmgym.rewards.base import Reward
+from lmgym.rewards.building import build_rewards
+from lmgym.rollouts.evaluate import chosen_by, is_share, measured
+from lmgym.rollouts.rollout import apply_rewards
+from lmgym.stats.intervals import mean_interval, pass_at_k
 from lmgym.stats.selection import best_of, majority
+from lmgym.types import Episode, Example, Turn
 from tests import runs
 
 answers = some.lists(some.tuples(some.integers(0, 4), some.integers(0, 3)), min_size=1, max_size=7)
@@ -80,6 +85,33 @@ def test_votes() -> None:
     assert final("so #### 1,800.0") == final("The answer is $1800") == "1800" and final("none") is None
     assert equal(r"\boxed{0.5}") == equal(r"is $\boxed{\frac12}$") == "1/2" and equal(r"\boxed{") is None
     assert equal(r"\boxed{x + 1}") == equal(r"\boxed{x+1}") != equal(r"\boxed{1+x}")
+
+
+@pytest.mark.parametrize("name", ["final_answer", "math_equal"])
+@pytest.mark.parametrize("huge", ["The answer is 1e9999", r"\boxed{7e4400}", "#### 1e-9999"])
+def test_no_number_is_too_large_for_an_evaluation(name: str, huge: str) -> None:
+    """A power of four digits is no number, so that none has more digits than Python writes."""
+    rewards, texts = build_rewards({name: 1.0}), ["#### 4", "#### 4", huge, "#### 9e999"]
+    turns = [[Turn([1], [2], text=text)] for text in texts]
+    group = [Episode(Example("a/0", "?", ("4",)), 0, n, own) for n, own in enumerate(turns)]
+    apply_rewards(group, rewards)
+    found = measured([group], rewards)
+    assert found[f"{name}/maj@4"] == [[1.0]] and len({get("reward", name).vote(text) for text in texts}) == 3
+
+
+def test_the_best_of_right_and_wrong_answers_is_a_share() -> None:
+    """Its interval is that of shares, which ends at 1; that of a number of any size does not."""
+    example, rewards = Example("a/0", "?"), [Reward(name, 1.0, lambda t, _: []) for name in ("right", "judge")]
+    groups = []
+    for place in range(12):
+        parts = [{"right": float(place > 0 or n != 2), "judge": place + 0.1 * n} for n in range(4)]
+        own = [Episode(example, place, n, [Turn([1], [2])], reward_components=one) for n, one in enumerate(parts)]
+        groups.append(own)
+    values = measured(groups, rewards) | chosen_by("judge", groups, rewards)
+    assert is_share("right/best@2", values) and not is_share("judge/best@2", values)
+    assert not is_share("right/best@2") and not is_share("right", values) and is_share("right/pass@2")
+    found = mean_interval(values["right/best@2"], shares=is_share("right/best@2", values))
+    assert found.mean < 1.0 and found.high == 1.0 and mean_interval(values["right/best@2"]).high > 1.0
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 
 from lmgym.core.errors import LmgymError
 from lmgym.processes.coroutines import result_of, results_of
-from lmgym.rewards.foreign.signature import EpisodeReward, Foreign, note
+from lmgym.rewards.foreign.signature import EpisodeReward, Foreign, note, parameters
 from lmgym.types import Episode, Example
 
 ONE = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -20,9 +20,9 @@ def from_verl(function: Callable[..., Any], name: str = "", whole: bool = False)
     `solution_str` is the answer without special tokens; of several turns all that stands behind the first prompt; if
     `whole`, prompt and answer with special tokens, as in verl 0.1 (TinyZero, Logic-RL).
     `data_source`, `extra_info` and `reward_model["ground_truth"]` are columns as in verl's files; without the last one
-    `ground_truth` is the column of that name, else the first reference. It returns a number, a list that begins with
-    it, or a dictionary: its `score` counts, and its other entries are recorded as NAME/KEY. The recipe's arguments are
-    verl's `reward_kwargs`.
+    `ground_truth` is the column of that name, else the first reference. What the data lack is the parameter's own
+    default, else None. It returns a number, a list that begins with it, or a dictionary: its `score` counts, and its
+    other entries are recorded as NAME/KEY. The recipe's arguments are verl's `reward_kwargs`.
 
     Source: verl 0.7, NaiveRewardManager and BatchRewardManager.
 
@@ -38,13 +38,19 @@ def from_verl(function: Callable[..., Any], name: str = "", whole: bool = False)
     needed = foreign.needed()
     everything = replace(foreign, own=()).needed()
     source = [key for key in ("data_source", "extra_info") if key in everything]  # columns of verl's own names
+    defaults = {p.name for p in parameters(function, called) if p.default is not p.empty}
+    unknown = dict.fromkeys(key for key in ONE if key not in defaults)  # what such a parameter gets without a column
 
     def call(episodes: list[Episode], arguments: Mapping[str, Any], whole: bool) -> list[float]:
-        rows = [{**_row(episode, whole), **arguments} for episode in episodes]
+        rows = [{**unknown, **_row(episode, whole), **arguments} for episode in episodes]
         for row, episode in zip(rows, episodes, strict=True):
             row |= {key: episode.example.meta.get(key) for key in needed if key not in arguments}
         if batch:
-            columns = {many: [row[one] for row in rows] for one, many in zip(ONE, BATCH, strict=True)}
+            columns = {
+                many: [row.get(one) for row in rows]
+                for one, many in zip(ONE, BATCH, strict=True)
+                if many not in defaults or any(row.get(one) is not None for row in rows)
+            }
             results = list(result_of(function(**foreign.chosen({**columns, **arguments}))))
         else:
             results = results_of([function(**foreign.chosen(row)) for row in rows])
@@ -61,11 +67,12 @@ def from_verl(function: Callable[..., Any], name: str = "", whole: bool = False)
 
 
 def _row(episode: Episode, whole: bool) -> dict[str, Any]:
+    """What verl gives of an answer, without what the data lack."""
     meta, written = episode.example.meta, episode.text
     if whole or len(episode.turns) > 1:  # the two texts of views.as_sequence
         written = "".join(message["content"] for message in episode.messages[0 if whole else -1 :])
     values = (meta.get("data_source"), written, ground_truth_of(episode.example), meta.get("extra_info"))
-    return dict(zip(ONE, values, strict=True))
+    return {key: value for key, value in zip(ONE, values, strict=True) if value is not None}
 
 
 def ground_truth_of(example: Example) -> Any:

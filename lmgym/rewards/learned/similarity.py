@@ -99,7 +99,7 @@ def _weights(scorer: Scorer, idf: str | None) -> tuple[dict[int, float], float]:
         text = read_text(Path(idf))
     except (OSError, UnicodeDecodeError) as error:
         raise LmgymError(f"key 'rewards.bert_score.idf': cannot read {idf} as a text file ({error})") from error
-    documents = [line.strip() for line in text.splitlines() if line.strip()]
+    documents = [line.strip() for line in text.split("\n") if line.strip()]
     if not documents:
         raise LmgymError(f"key 'rewards.bert_score.idf': {idf} has no document; write one a line")
     return _inverse_frequencies(scorer.tokenizer, scorer.longest, tuple(documents))

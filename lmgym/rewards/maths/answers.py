@@ -10,8 +10,10 @@ from typing import NamedTuple
 from lmgym.rewards.maths.final_answer import (
     ANNOUNCEMENT,
     ANNOUNCEMENTS,
+    LIST,
     LONGEST,
     NUMBER,
+    SENTENCE_END,
     SPECIAL_TOKEN,
     WORKED,
     extract_answer,
@@ -34,9 +36,6 @@ WORD = re.compile(r"[A-Za-z]{2,}")
 AND = re.compile(r"\s*,?\s*(?P<word>\b(?:and|or)\b)\s*|\s*[,;]\s*")  # between the formulas of one answer
 IS = re.compile(r"\b(?:is|are|equals?|be) (?:(?:then|thus|therefore|exactly|equal to) )?+")
 VERBS = 10  # how many of them are tried, from the last one back
-SENTENCE_END = re.compile(r"[.!?]\s+(?=[A-Z])")
-ITEM = r"(?:[A-Za-z]\s?=\s?)?[-\u2212]?\$?[0-9]++(?:,[0-9]{3}(?![0-9]))*+(?:[./][0-9]++)?+%?"
-LIST = re.compile(rf"{ITEM}(?:(?:\s*+,\s*+(?:(?:and|or)\s++)?+|\s++(?:and|or)\s++){ITEM})++[.!]?\s*")  # "2, 3 and 5"
 HEDGE = re.compile(r"\bor\s{1,3}$")
 PERCENT = re.compile(r"\s?(?:\\?%|percent\b|percentage\b|pct\b)")
 
@@ -74,7 +73,7 @@ def reference_of(reference: str) -> str:
     if run is not None and run.end == len(reference):
         return run.content
     factorial = reference.endswith("!") and not WORKED.search(reference)
-    whole = "\n" not in reference and ("\\" in reference or factorial)
+    whole = "\n" not in reference and ("\\" in reference or factorial or LIST.fullmatch(reference))
     return reference if whole else reference_answer(reference)
 
 

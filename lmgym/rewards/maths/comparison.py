@@ -12,6 +12,7 @@ from lmgym.rewards.maths.final_answer import normalise_number
 from lmgym.text.latex import spelling
 
 PLACES = 6  # decimals that are compared
+ROUNDING = 1e-14  # the part of its value by which a decimal of math-verify, a float, is off
 RELATIVE = Fraction(1, 1000)  # and the part of its value that a small number may be off
 MOST_PARTS = 20  # of an answer that is a list
 PERCENT = re.compile(r"(?:\\?%|percent|percentage|pct)\s*[.}]?\s*$")
@@ -21,7 +22,11 @@ WORD = re.compile(r"[A-Za-z]{4,}")
 LETTER = re.compile(r"\(?([A-J])\)?")
 REVERSED = re.compile(r"(?P<value>[^=<>]+)=\s*(?P<name>[A-Za-z])")  # "2 = x"
 LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
-APART = re.compile(r"(?<!\^)[0-9]\s+[0-9]")  # two numbers with only a space between: no product, and no number
+APART = re.compile(r"(?<![\^_])[0-9]\s+[0-9]")  # two numbers with only a space between: no product, and no number
+UNIT_SPACE = re.compile(r"(?<=[0-9])\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+(?=[0-9])")  # "5 ft 10 in" is "5ft10in"
+BASE = re.compile(r"[0-9]_\{?([0-9]+)\}?$")  # "4210_7"
+SCALED = re.compile(r"[0-9][eE][-+]?[0-9]|(?:hundred|thousand|illion)s?\b", re.IGNORECASE)
+REPEATING = re.compile(r"(-?[0-9]{0,99})\.([0-9]{0,99})\\overline\{([0-9]{1,99})\}")
 ASSIGNMENT = re.compile(r"\s*[A-Za-z]\s*=")
 SEPARATOR = re.compile(r"\\text\{\s*(?:and|or)\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z])|;")
 
@@ -58,12 +63,17 @@ def equal(answer: str, right: str) -> bool:
     tuples = [one for one in pair if _in_parentheses(one)]
     ours, theirs = (parts(one[1:-1] if one in tuples else one) for one in pair)
     several = 1 < len(ours) == len(theirs) <= MOST_PARTS
+    lists = min(len(ours), len(theirs)) > 1 and max(len(ours), len(theirs)) <= MOST_PARTS
     if len(tuples) == 2:
         same_ends = answer[0] + answer[-1] == right[0] + right[-1]
         return (several and same_ends and _equal_in_order(ours, theirs)) or verified(answer, right)
     if len(tuples) == 1 and all(len(one) > 1 for one in (ours, theirs)):
         return several and tuples[0][0] + tuples[0][-1] == "()" and _equal_in_order(ours, theirs)
-    return (several and _equal_in_any_order(ours, theirs)) or verified(answer, right)
+    if several and _equal_in_any_order(ours, theirs):
+        return True
+    # Two lists as a whole would be sets to math-verify, for which 3, 3, 5 is 3, 5; only \pm makes one part two.
+    as_sets = any(_is_set(one) or r"\pm" in one or r"\mp" in one for one in pair)
+    return (as_sets or not lists) and verified(answer, right)
 
 
 def parts(latex: str) -> list[str]:
@@ -85,6 +95,11 @@ def parsed(latex: str) -> tuple[Any, ...]:
     match = REVERSED.fullmatch(latex)
     if match and not LETTERS.search(match["value"]):  # "2 = x" as "x = 2", which math-verify can compare with 2
         latex = f"{match['name']}={match['value']}"
+    value = _repeating(latex)
+    if value is None and SCALED.search(latex) and not PERCENT.search(latex):  # to math-verify 1e3 is a product with e
+        value = _number(latex)
+    if value is not None:
+        latex = rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
     return _parsed(latex)
 
 
@@ -93,7 +108,9 @@ def verified(answer: str, right: str) -> bool:
     worker."""
     from math_verify import verify
 
-    if APART.search(answer) or APART.search(right):
+    if any(APART.search(one) or APART.search(TEXT.sub(" ", one)) for one in (answer, right)):
+        return False
+    if len({base[1] for one in (answer, right) if (base := BASE.search(one))}) > 1:
         return False
     theirs, ours = parsed(right), parsed(answer)
     if not theirs or not ours:
@@ -129,6 +146,17 @@ def _number(latex: str) -> Fraction | None:
     return None if latex.endswith("!") else normalise_number(latex)
 
 
+def _repeating(latex: str) -> Fraction | None:
+    r"""The value of 0.1\overline{6}, a sixth; None if the answer is no such number."""
+    match = REPEATING.fullmatch(latex)
+    if match is None:
+        return None
+    whole, first, period = match.groups()
+    before = f"{whole}{first}"
+    tail = int(before + period) - (int(before) if before.strip("-") else 0)
+    return Fraction(tail, 10 ** len(first) * (10 ** len(period) - 1))
+
+
 def _is_set(latex: str) -> bool:
     return latex.startswith(r"\{") and latex.endswith(r"\}")
 
@@ -158,8 +186,8 @@ def _split(latex: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def _words(latex: str) -> str:
-    r"""The answer as text, without white space that has no meaning: \text{C, E} is "C,E"."""
-    return spelling(TEXT.sub(r"\1", latex))
+    r"""The answer as text, without white space that has no meaning: \text{C, E} is "C,E", 5 \text{ ft} is "5ft"."""
+    return UNIT_SPACE.sub("", spelling(TEXT.sub(r"\1", latex)))
 
 
 def _chosen(letter: str, choice: str) -> bool:
@@ -218,7 +246,8 @@ def _equal_numbers(first: Any, second: Any) -> bool:
         return bool(sympy.simplify((first - second).subs(dict.fromkeys(letters, sympy.I))) == 0)
     if first.is_number and second.is_number and (first.has(sympy.Float) or second.has(sympy.Float)):
         gap = _size(first - second)
-        return gap is not None and bool(gap < 0.5 / 10**PLACES) and _near(first, second)
+        near = gap is not None and bool(gap < 0.5 / 10**PLACES or gap <= ROUNDING * (_size(first) or 0))
+        return near and _near(first, second)
     return False
 
 

@@ -38,17 +38,31 @@ FRACTION = re.compile(
 TEXT_COMMAND = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf)\s?\{([^{}]*)\}")
 LEADING = " \t\r\n*_`\"':=~\u2248$#"
 OPERATORS = r"+\-*/\u00d7\u00f7\u2212"
-SUM = rf"[0-9.,$ ()]{{1,40}}[{OPERATORS}][0-9.,$ (){OPERATORS}]{{1,160}}"
+TIMES = r"x(?=\s?\$?[0-9(])"  # "2 x 3", not the letter of "2x"
+SUM = rf"[0-9.,$ ()]{{1,40}}(?:[{OPERATORS}]|{TIMES})(?:[0-9.,$ (){OPERATORS}]|{TIMES}){{1,160}}"
 EQUATION = re.compile(rf"(?:[A-Za-z]\s?|{SUM})=")  # "x =", "3 + 4 ="
 PROSE = re.compile(r"(?:[A-Za-z]{2,}|[aAI])[ ,:]")  # "that Tom has 18", not "x + 1"
-WORKED = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s|\n")  # a worked solution, not a bare answer
+SENTENCE_END = re.compile(r"[.!?]\s+(?=[A-Z])")
+ITEM = r"(?:[A-Za-z]\s?=\s?)?[-\u2212]?\$?[0-9]++(?:,[0-9]{3}(?![0-9]))*+(?:[./][0-9]++)?+%?"
+LIST = re.compile(rf"{ITEM}(?:(?:\s*+,\s*+(?:(?:and|or)\s++)?+|\s++(?:and|or)\s++){ITEM})++[.!]?\s*")  # "2, 3 and 5"
+WORKED = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s|\n")  # words: a worked solution, or an answer such as "4 out of 5"
+# What a worked solution has, and a bare answer has not: several lines, how a sentence begins or ends, or a verb.
+VERB = r"\b(?:is|are|was|were|has|have|gets?|costs?|needs?|equals?|gives?|yields?|makes?)\b"
+SOLUTION = re.compile(rf"\n|^[A-Z][A-Za-z]*\s|[.!?]$|=|{VERB}")
+FUNCTION = re.compile(r"\b(?:sin|cos|tan|log|ln|exp|sqrt|mod)\b")
 # A word directly after a number is a unit if it is long or one of these; "3xy" is a product.
 ATTACHED = r"(?:[A-Za-z]{3,}+|(?:cm|mm|km|kg|mg|m[lL]|lb|oz|ft|in|hr|am|pm|st|nd|rd|th)\b)"
-# Text after a number that makes it part of a longer expression: "3x", "2^5", "3\sqrt{2}", "2:30".
-ALGEBRA = re.compile(rf"(?!{ATTACHED}|[mgshlLCF]\b)[A-Za-z]|\s?\\(?![%$)\]])|\s?[\^_]|\(|:[0-9]")
+# Text after a number that makes it part of a longer expression: "3x", "2^5", "3\sqrt{2}", "2:30", "2\u03c0", "10 - 4",
+# "3 + x", "1,5". An operator before a word is none ("18 - that is all", "10 - a lot"), nor is the stroke of "5/h".
+TERM = r"(?:\.?[0-9]|[\u221a\u03c0]|sqrt|\((?![A-Za-z]{2}))"
+ALGEBRA = re.compile(
+    rf"(?!{ATTACHED}|[mgshlLCF]\b)[A-Za-z]|\s?\\(?![%$)\]])|\.\\(?:overline|bar|dot)|\s?[\^_]|\(|:[0-9]|,[0-9]"
+    rf"|\s?[\u00b2\u00b3\u00bc-\u00be\u03c0\u221a\u00b1]|\s?(?:pi\b|sqrt)|\s?(?:[{OPERATORS}]|{TIMES})\s?{TERM}"
+    rf"|\s?[{OPERATORS}]\s?(?![aAI]\s)(?<!/)(?<!/\s)[A-Za-z]\b|\s?/\s?(?![mgshlLCF]\b)[A-Za-z]\b"
+)
 # Text after a number that does not change its value: "%", " dollars", " m", "cm^2", "km/h", a full stop.
 UNIT = re.compile(
-    rf"(?:\s{{0,4}}+(?:\\?[%$]|\^?\\circ|\u00b0|{ATTACHED})|\s{{1,4}}+[A-Za-z]{{2,}}+|\s[mgshlL]\b"
+    rf"(?:\s{{0,4}}+(?:\\?[%$]|\^?\\circ|\u00b0|{ATTACHED})|\s{{1,4}}+(?!pi\b)[A-Za-z]{{2,}}+|\s[mgshlL]\b"
     rf"|(?:(?<=[A-Za-z])|(?<=[A-Za-z]\s))\^\{{?[23]\}}?|[./](?=[a-zA-Z])[A-Za-z]++)*+\s{{0,4}}+[.!]?"
 )
 
@@ -96,7 +110,7 @@ def normalise_number(text: str) -> Fraction | None:
         return None
     # A power of more than three digits would cost time and memory; a denominator of 0 has no value.
     power = match["power"] or "0"
-    if len(power) > 4 or (match["bottom"] and not int(match["bottom"])):
+    if len(power.lstrip("+-0")) > 3 or (match["bottom"] and not int(match["bottom"])):
         return None
     if match["top"]:
         value = Fraction(_integer(match["top"]), int(match["bottom"]))
@@ -125,11 +139,24 @@ def reference_answer(reference: str) -> str:
     """The answer in a reference: the announced one, else the last number of a worked solution, else the whole text.
 
     Example: reference_answer("9 + 9 = 18"), reference_answer("Paris") -> ('18', 'Paris')"""
-    # LaTeX, or a text without sentences, is an answer as a whole: "x+1" must not become "1".
-    bare = "\\" in reference or not WORKED.search(reference.strip())
+    # LaTeX, or a text that is no worked solution, is an answer as a whole: "x+1" must not become "1".
+    bare = "\\" in reference or not is_worked(reference)
     if bare and extract_answer(reference, strict=True) is None:
         return _read(_plain(reference), boxed=True) or reference
     return extract_answer(reference) or reference
+
+
+def is_worked(reference: str) -> bool:
+    """True for a sentence or a longer solution, which ends with its answer; False for a bare answer.
+
+    A phrase with one number ("he has 18") is one, but no phrase with several ("4 out of 5"), and no list.
+
+    Example: is_worked("He has 18."), is_worked("4 out of 5"), is_worked("2 and 3") -> (True, False, False)"""
+    reference = reference.strip()
+    if not WORKED.search(reference) or LIST.fullmatch(reference):
+        return False
+    phrase = FUNCTION.search(reference) or len(NUMBER.findall(reference)) > 1
+    return bool(SOLUTION.search(reference)) or not phrase
 
 
 @register("reward", "final_answer")
@@ -139,7 +166,7 @@ def final_answer(texts: list[str], examples: list[Example], *, strict: bool = Fa
 
     `extract_answer` finds both, so a reference may be a worked solution or the bare answer. With `strict` the text must
     announce its answer; the reference need not. Numbers are compared exactly ("18.0" equals "18", "0.5" equals "1/2").
-    A reference that is neither announced nor a sentence ("Paris", "x+1") is compared as a whole.
+    A reference that is neither announced nor a sentence ("Paris", "x+1", "4 out of 5") is compared as a whole.
 
     Raises LmgymError for an example without references, and for a reference without an answer ("", "####").
 
@@ -150,6 +177,8 @@ def final_answer(texts: list[str], examples: list[Example], *, strict: bool = Fa
         answers = [extract_answer(text, strict=True)]
         if answers == [None] and not strict:  # nothing announced: the last number or the whole text may be right
             answers = [extract_answer(text), text]
+        announced = next(_announced(_plain(text)), None)  # one that repeats the right answer word for word is right
+        answers += [_sentence(*announced)] if announced else []
         values.append(float(any(same_answer(one, other) for one in answers if one is not None for other in right)))
     return values
 
@@ -219,6 +248,9 @@ def _read(content: str, boxed: bool) -> str | None:
     # Remove brackets and decoration around the answer, and left sides of equations: "x = 3 + 4 = 7" becomes "7".
     content = re.sub(r"^\\[(\[]\s*|\s*\\[)\]].*$", "", content.strip(LEADING)).strip(LEADING)
     content = re.sub(r"^\(([^(),]*)\)[.!]?$", r"\1", content)  # "(18)", "(B)"
+    sentence = _sentence(content, boxed)
+    if LIST.fullmatch(sentence):  # several numbers: "2, 3 and 5"
+        return sentence
     while equation := EQUATION.match(content):
         content = content[equation.end() :].lstrip(LEADING)
     # The answer is the number that it begins with, or the first one in a sentence ("that Tom has 18").
@@ -229,7 +261,12 @@ def _read(content: str, boxed: bool) -> str | None:
         return _tidy(content) or None
     # A number that is part of an expression ("3x") is not the answer; then the whole text is.
     algebra = not UNIT.fullmatch(content, match.end()) if boxed else ALGEBRA.match(content, match.end())
-    return _tidy(content) if algebra else _written(match)
+    return _sentence(content, boxed) if algebra else _written(match)
+
+
+def _sentence(content: str, boxed: bool) -> str:
+    """The first sentence, or the whole content of a box, as `_tidy` writes it."""
+    return _tidy(content if boxed else SENTENCE_END.split(content, maxsplit=1)[0])
 
 
 def _tidy(text: str) -> str:

@@ -14,8 +14,8 @@ from lmgym.core.registry import register
 from lmgym.processes.pool import Failure, ProcessPool, shared
 from lmgym.rewards.maths.answers import candidates, reference_of
 from lmgym.rewards.maths.comparison import easily_equal, equal, parsed
-from lmgym.rewards.maths.final_answer import LONGEST, normalise_number
-from lmgym.text.latex import tidied
+from lmgym.rewards.maths.final_answer import ANNOUNCEMENT, LONGEST, is_worked, normalise_number
+from lmgym.text.latex import has_box, tidied
 from lmgym.types import Example
 
 Unreadable = Literal["refuse", "compare"]
@@ -41,7 +41,8 @@ def math_equal(
     ("\boxed{2} and \boxed{3}"); if the last box is not closed, there is no answer. Without a box it is the announced
     answer ("#### 18", "The answer is $\frac12$", "Final Answer: The largest $n$ is 34"). Without an announcement, and
     unless `strict`, it is the last formula or number of the text, or the whole text if that is one bare line. The
-    reference's answer is the example's meta["answer"] if it has one, else it is found in the reference.
+    reference's answer is the example's meta["answer"] if it has one, else it is found in the reference. It is found in
+    meta["answer"] too, if that announces it, or is a worked solution that became the reference.
 
     Equal are: numbers of equal value (decimals to six places; 50\% equals 0.5 and also 50); expressions that simplify
     to the same; equal tuples, intervals and matrices; sets and lists with equal parts in any order; texts that differ
@@ -146,9 +147,9 @@ read_or_compare.prepare = _prepare  # type: ignore[attr-defined]
 
 
 def _right_answers(example: Example) -> list[str]:
-    """The right answers of an example: meta["answer"], else one per reference."""
+    """The right answers of an example: that of meta["answer"], else one per reference."""
     known = example.meta.get("answer")
-    answers = [str(known)] if known is not None else [reference_of(text) for text in example.references]
+    answers = [_known(str(known), example)] if known is not None else [reference_of(one) for one in example.references]
     for answer in answers:
         if len(answer) > LONGEST:
             raise LmgymError(
@@ -160,6 +161,12 @@ def _right_answers(example: Example) -> list[str]:
         what = "is empty" if answers or example.references else "is missing"
         raise LmgymError(f"reward 'math_equal' needs a reference, and that of example '{example.id}' {what}")
     return answers
+
+
+def _known(answer: str, example: Example) -> str:
+    """The answer in meta["answer"], which may be a whole solution: announced, or the column that became a reference."""
+    worked = answer in example.references and is_worked(answer)
+    return reference_of(answer) if worked or has_box(answer) or ANNOUNCEMENT.search(answer) else answer
 
 
 def _answers(text: str, right: Sequence[str], strict: bool) -> list[str]:

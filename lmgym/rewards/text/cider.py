@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def _read(path: str, tokens: Tokens) -> tuple[int, Counter[Gram]]:
     if file.suffix not in (".txt", ".jsonl"):
         raise LmgymError(f"{key}: {path} must end in .txt (a document a line) or .jsonl (a list of texts a line)")
     try:
-        lines = read_text(file).splitlines()
+        lines = [line.rstrip("\n") for line in StringIO(read_text(file))]  # splitlines would split in U+2028, too
     except (OSError, UnicodeDecodeError) as error:
         raise LmgymError(f"{key}: cannot read {path}: {error}") from error
     documents: list[list[str]] = []
