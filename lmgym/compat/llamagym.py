@@ -213,7 +213,8 @@ class Agent(agent.Agent):
             raise LmgymError(f"{type(self).__name__}.format_observation returned {text!r}; it must return a text")
         shown: Message = {"role": "user", "content": text}
         if turns:
-            fresh = appended_ids(self.tokenizer, game.messages[:-1], [shown], game.ids[-1], self.template)
+            ended = turns[-1].stop == "eos"
+            fresh = appended_ids(self.tokenizer, game.messages[:-1], [shown], game.ids[-1], self.template, ended)
         else:
             fresh = prompt_ids(self.tokenizer, [*game.messages, shown], self.template)
         request = Request((*game.ids, *fresh), seeds.key(len(turns), parent=game.key), conversation=game.key)

@@ -13,7 +13,7 @@ from lmgym.types import Message
 COLUMNS = {16: 4, 64: 8, 48: 12}  # by number of fields: FrozenLake-v1, FrozenLake8x8-v1, CliffWalking-v1
 CLIFF = ("up", "right", "down", "left")
 LAKE = ("left", "down", "right", "up")
-NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")  # 2, 0.5, .5, 5e-1; of "No.5" the 5
 
 
 class InvalidActionError(Exception):
@@ -59,8 +59,8 @@ class Agent:
         """The action that an answer means. For an answer without a legal action it may return something that is not in
         the action space, or raise an error (but see `is_mistake_of_code`).
 
-        Default: the first number of the answer if the environment has numbered actions; JSON for a space of several
-        parts (Dict, Tuple); the text itself for a space of texts; otherwise all its numbers."""
+        Default: the first number of the answer if the environment has numbered actions (it must be whole); JSON for a
+        space of several parts (Dict, Tuple); the text itself for a space of texts; otherwise all its numbers."""
         numbers = [float(number) for number in NUMBER.findall(text)]
         return read_action(self.action_space, text, numbers) if self._has_space() else numbers
 

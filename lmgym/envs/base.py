@@ -83,6 +83,7 @@ class Env(Protocol):
     - `demonstrate() -> str`, the answer that a supervised stage imitates now;
     - `close()`, called at the end of the episode;
     - `hear(turn)`, called before each step (in the training process only) with what is `Heard` of the turn's tokens;
+    - `program: bool`, True where a program asks: a first prompt that the chat template refuses costs its episode only;
     - `players: int`, the number of players; `first: int`, the player who begins; `learners`, the players whose turns
       train (default: all). Each player has a separate conversation and a separate episode."""
 

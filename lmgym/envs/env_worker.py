@@ -10,6 +10,7 @@ from typing import Any
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Branch, Step
+from lmgym.envs.step_checks import plain_or_text
 from lmgym.envs.vector import EnvFailure, InProcess, Opening
 from lmgym.pictures.store import keep_pictures_in
 from lmgym.types import Example, recipe_spans, with_recipe_spans
@@ -21,7 +22,7 @@ def run_command(command: Mapping[str, Any]) -> tuple[str, float]:
     """The answer of an environment to a command, as JSON text (for an LmgymError {"refused": its sentence}), and the
     seconds that it took."""
     try:
-        answer = json.dumps(to_json(_obey(command)), default=str)
+        answer = json.dumps(to_json(_obey(command)), default=plain_or_text)
     except LmgymError as error:
         answer = json.dumps({"refused": str(error)})
     return answer, _envs.spent.get(command["index"], 0.0)

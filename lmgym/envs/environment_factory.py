@@ -11,8 +11,8 @@ from lmgym.core.errors import LmgymError, represent
 from lmgym.core.registry import register
 from lmgym.envs.base import Step
 from lmgym.envs.conversation import Conversation
+from lmgym.envs.step_checks import plain, reward_number
 from lmgym.envs.tools.schema import prepare
-from lmgym.envs.vector import reward_number
 from lmgym.processes.coroutines import result_of
 from lmgym.types import Example, Message, RecipeText
 
@@ -28,8 +28,9 @@ class EnvironmentFactory(Conversation):
     `factory` is "module:name" of a class or function without arguments that makes the object, as TRL's
     `environment_factory`. Its method `reset` is called with the columns of the example that it names (all, with
     **keywords), and may return a text, which is appended to the last message of the user. Its method `get_reward`, if
-    it has one, pays the end of the episode. Its public attributes that are numbers or short texts are noted after each
-    turn (`Step.info`); a reward function of TRL gets them as `environments`. The other keys are those of
+    it has one, pays the end of the episode; it is not asked where the results of a turn no longer fit the model's
+    context, so that such an episode earns nothing more. Its public attributes that are numbers or short texts are noted
+    after each turn (`Step.info`); a reward function of TRL gets them as `environments`. The other keys are those of
     `conversation`; `tools` are added to the methods.
 
     Source: TRL 1.16, GRPOTrainer. There a reward function gets the object itself.
@@ -96,9 +97,9 @@ class EnvironmentFactory(Conversation):
         return self._noted(known, await earned if inspect.isawaitable(earned) else earned)
 
     def _noted(self, step: Step, earned: Any) -> Step:
-        notes = {name: value for name, value in vars(self._object).items() if not name.startswith("_")}
-        plain = {name: value for name, value in notes.items() if _is_plain(value)}
-        return replace(step, reward=step.reward + reward_number(earned), info={**step.info, **plain})
+        notes = {name: plain(value) for name, value in vars(self._object).items() if not name.startswith("_")}
+        kept = {name: value for name, value in notes.items() if _is_plain(value)}
+        return replace(step, reward=step.reward + reward_number(earned), info={**step.info, **kept})
 
 
 def _is_plain(value: Any) -> bool:

@@ -16,7 +16,7 @@ from lmgym.envs.base import Step
 from lmgym.envs.dialogue import Dialogue, validity
 from lmgym.envs.filling import filled, from_row
 from lmgym.envs.spaces import allowed, possible
-from lmgym.envs.vector import reward_number
+from lmgym.envs.step_checks import reward_number
 from lmgym.pictures.store import shown
 from lmgym.types import Example, Message
 

@@ -18,7 +18,7 @@ from lmgym.core.errors import LmgymError, represent, shortened, warn
 from lmgym.core.validation import Section, check_arguments
 from lmgym.envs.base import Heard, Step
 from lmgym.envs.replies import reply_of, step_of
-from lmgym.envs.vector import reward_number
+from lmgym.envs.step_checks import reward_number
 from lmgym.gateway.recording import Recording
 from lmgym.gateway.server import gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
@@ -88,6 +88,7 @@ class AgentProgram(Section):
 
     workers = 0  # each episode is a process already
     limits_itself = True  # `seconds` are the program's alone
+    program = True  # a request that the chat template refuses is its own mistake
 
     def __post_init__(self) -> None:
         super().__post_init__()

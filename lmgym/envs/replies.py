@@ -38,7 +38,7 @@ def with_tools(
         return list(messages), {}
     if tool_prompt != "system":
         return list(messages), {"tools": list(request.tools)}
-    told = HOW_TO_CALL + "\n".join(json.dumps(tool["function"]) for tool in request.tools)
+    told = HOW_TO_CALL + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in request.tools)
     first, *others = messages
     if first["role"] == "system":
         return [{**first, "content": f"{first['content']}\n\n{told}"}, *others], {}
@@ -67,18 +67,22 @@ def _write(said: Said) -> str:
 
 def reply_of(text: str, stop: str, request: ChatRequest, number: int) -> Reply:
     """The policy's turn as the program reads it: without the stop string, and with the calls of tools, if all of them
-    can be read."""
+    can be read. One that was cut off has no calls, as in `conversation`: the last may lack its end, and still be read.
+
+    Example: reply_of("4", "eos", ChatRequest((Said("user", "2+2="),)), 0) -> Reply(Said("assistant", "4"), "stop")"""
     # 1. The text up to a stop string of the request.
     ends = [(text.index(end), end) for end in request.stop if stop == "stop" and end in text]
     place, ended_by = min(ends, default=(len(text), ""))
     text = text[:place]
     # 2. The calls.
+    if stop in ("length", "context"):
+        return Reply(Said("assistant", text), "length")
     functions = [tool["function"] for tool in request.tools]
     schemas = {one["name"]: one["parameters"] for one in functions if isinstance(one.get("parameters"), dict)}
     calls = parse_calls(text, schemas=schemas) if functions else []
     readable = [call for call in calls if isinstance(call, Call)]
     if not calls or len(readable) < len(calls):
-        return Reply(Said("assistant", text), "length" if stop in ("length", "context") else "stop", ended_by)
+        return Reply(Said("assistant", text), "stop", ended_by)
     made = tuple(
         (f"call_{number}_{place}", call.name, json.dumps(call.arguments, ensure_ascii=False))
         for place, call in enumerate(readable)

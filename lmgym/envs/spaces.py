@@ -27,10 +27,27 @@ def fitted(space: Any, action: Any) -> Any:
             return np.int64(chosen), fitted(space.spaces[chosen], action[1])
     if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
         if isinstance(action, list | tuple | np.ndarray):
-            return np.asarray(action, dtype=space.dtype)
+            return _array(space, action)
         if space.shape == () and isinstance(action, int | float) and not isinstance(action, bool):
-            return np.asarray(action, dtype=space.dtype)
+            return _array(space, action)
     return action
+
+
+def _array(space: Any, numbers: Any) -> Any:
+    """The numbers in the space's dtype. Raises ValueError for some that it cannot hold: 0.5 as a whole number, 300 in
+    eight bits, 1e39 in fp32."""
+    import numpy as np
+
+    given = np.asarray(numbers)
+    with np.errstate(all="ignore"):
+        found = given.astype(space.dtype)
+    if found.dtype.kind == "f":  # rounding is no matter, an infinity is
+        held = np.isfinite(found).all() or not np.isfinite(given.astype(float)).all()
+    else:
+        held = (found == given).all()
+    if not held:
+        raise ValueError(f"{space.dtype} cannot hold {numbers}")
+    return found
 
 
 def possible(space: Any, mask: Any) -> list[int]:
@@ -69,7 +86,8 @@ def allowed(space: Any, action: Any, mask: Any) -> bool:
 
 def read_action(space: Any, text: str, numbers: list[float]) -> Any:
     """The action that a text means. A space of several parts is read as JSON; a space of texts takes the text; any
-    other takes the numbers in the text."""
+    other takes the numbers in the text. Raises ValueError for one that is not whole where actions are numbered, and for
+    one that is too large."""
     from gymnasium import spaces
 
     if _is_composite(space):
@@ -77,7 +95,11 @@ def read_action(space: Any, text: str, numbers: list[float]) -> Any:
     if isinstance(space, spaces.Text):
         return text if space.contains(text) else text.strip()
     if isinstance(space, spaces.Discrete):
+        if not numbers[0].is_integer():
+            raise ValueError(f"{numbers[0]} is no number of an action")
         return int(numbers[0])
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("a number is too large")
     if space.shape is not None and len(space.shape) != 1 and len(numbers) == math.prod(space.shape):
         return fitted(space, numbers).reshape(space.shape)
     return numbers

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Annotated, Any, Literal
 
 from lmgym.core import registry
@@ -15,7 +16,7 @@ from lmgym.envs.base import Step
 from lmgym.envs.dialogue import Dialogue, validity
 from lmgym.envs.filling import from_row
 from lmgym.envs.global_random import OwnRandomState
-from lmgym.envs.vector import reward_number
+from lmgym.envs.step_checks import plain, reward_number
 from lmgym.types import Example, Message
 
 
@@ -96,7 +97,8 @@ class TextGame(Section):
             earned, taken = earned + reward, taken + 1
             if done or truncated:
                 break
-        notes = {name: float(value) for name, value in info.items() if isinstance(value, bool | int | float)}
+        known = {name: plain(value) for name, value in info.items()}
+        notes = {name: float(value) for name, value in known.items() if isinstance(value, Real)}
         notes |= {**validity(""), "actions": float(taken)}
         if done or truncated:
             return Step(reward=earned, terminated=done, truncated=truncated and not done, info=notes)

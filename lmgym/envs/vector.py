@@ -4,25 +4,22 @@
 in other processes, with a time limit. Each environment has a number: the index of its episode in the rollout."""
 
 import inspect
-import numbers
 import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from lmgym.core.constraints import LARGEST_REWARD
-from lmgym.core.errors import LmgymError, describe, represent
+from lmgym.core.errors import LmgymError, describe
 from lmgym.core.validation import check_text
+from lmgym.envs import step_checks
 from lmgym.envs.base import Env, Heard, Step
+from lmgym.envs.step_checks import check_demonstration, check_messages, check_size, check_step, plain
 from lmgym.processes.coroutines import results_of
 from lmgym.types import Example, Message
-
-LONGEST_OBSERVATION = 1_000_000  # characters: tokenizing ten times as many took more than a minute
-ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,7 @@ class Opening:
     player: int = 0  # the one who begins
     learners: tuple[int, ...] = (0,)  # players whose turns train
     sampling_seed: tuple[int, ...] = ()
+    program: bool = False  # a program has asked: a prompt that cannot be read costs its own episode
 
 
 @dataclass(frozen=True)
@@ -191,14 +189,14 @@ def opening_of(env: Env, prompt: Any) -> Opening:
     messages."""
     if isinstance(prompt, str):
         check_text(prompt, "the prompt")
-        _check_size(len(prompt))
+        check_size(len(prompt))
     else:
-        _check_messages(prompt)
+        check_messages(prompt)
     stop, template = tuple(getattr(env, "stop", ())), dict(getattr(env, "template", {}))
-    players = getattr(env, "players", 1)
-    learners = tuple(getattr(env, "learners", range(players)))
-    first, seed = getattr(env, "first", 0), tuple(getattr(env, "sampling_seed", ()))
-    return Opening(prompt, stop, template, players, first, learners, seed)
+    players, first = plain(getattr(env, "players", 1)), plain(getattr(env, "first", 0))
+    learners = tuple(map(plain, getattr(env, "learners", range(players))))
+    seed = tuple(map(plain, getattr(env, "sampling_seed", ())))
+    return Opening(prompt, stop, template, players, first, learners, seed, getattr(env, "program", False))
 
 
 def demonstrate_step(env: Any) -> Any:
@@ -211,59 +209,6 @@ def demonstrate_step(env: Any) -> Any:
     return env.demonstrate()
 
 
-def check_demonstration(text: Any) -> str:
-    """The text itself. Raises TypeError for a demonstration that is no text."""
-    if not isinstance(text, str) or not text:
-        raise TypeError(f"demonstrate() returned {represent(text)}; it must return a text")
-    check_text(text, "what demonstrate() returned")
-    return text
-
-
-def _can_be_trained_on(value: Any) -> bool:
-    size: Any = abs(value) if isinstance(value, numbers.Real) else None
-    return size is not None and bool(size <= LARGEST_REWARD)  # False for nan too
-
-
-def reward_number(reward: Any) -> float:
-    """The reward as a number, also that of an array of one number. Raises ValueError for what is none."""
-    try:
-        return float(reward.item() if hasattr(reward, "item") else reward)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"the environment paid the reward {represent(reward)}; it must be one number") from None
-
-
-def check_step(step: Any) -> Step:
-    """The step itself, its reward as a number. Raises TypeError or ValueError, with one sentence, for a step that a
-    rollout cannot use."""
-    if not isinstance(step, Step):
-        raise TypeError(f"step() returned {type(step).__name__}; it must return a Step")
-    if hasattr(step.reward, "shape"):
-        step = replace(step, reward=reward_number(step.reward))
-    if isinstance(step.reward, bool) or not _can_be_trained_on(step.reward):
-        raise ValueError(
-            f"step() returned the reward {represent(step.reward)}; it must be a finite number within {LARGEST_REWARD:g}"
-        )
-    if not all(_can_be_trained_on(value) for value in step.others.values()):
-        raise ValueError(
-            f"step() pays the others {represent(dict(step.others))}; they must be finite numbers within "
-            f"{LARGEST_REWARD:g}"
-        )
-    _check_messages(step.messages)
-    if step.continuation is not None:
-        check_text(step.continuation, "the continuation")
-        _check_size(len(step.continuation))
-    if step.over:
-        return step
-    # An episode that goes on has either messages or a continuation.
-    if (step.continuation is None) == (not step.messages):
-        raise ValueError(
-            "step() returned neither messages nor a continuation for an episode that goes on"
-            if step.continuation is None
-            else "step() returned messages and a continuation; the policy either hands over or goes on"
-        )
-    return step
-
-
 @contextmanager
 def _catching() -> Iterator[list[Any]]:
     """If the body raises, an EnvFailure with the error and its line is put into the list. An LmgymError is raised."""
@@ -274,26 +219,7 @@ def _catching() -> Iterator[list[Any]]:
         raise
     except BaseException as error:  # SystemExit, too
         frames = traceback.extract_tb(error.__traceback__)
-        frame = next((frame for frame in reversed(frames) if frame.filename != __file__), None)  # not this module's
+        own = (__file__, step_checks.__file__)
+        frame = next((frame for frame in reversed(frames) if frame.filename not in own), None)
         location = f" (at {frame.filename}:{frame.lineno})" if frame else ""
         answer.append(EnvFailure(describe(error) + location))
-
-
-def _check_messages(messages: Any) -> None:
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise TypeError(f"messages are {represent(messages)}; they must be a list of {{role, content}}")
-    for message in messages:
-        if not (isinstance(message, Mapping) and isinstance(message.get("content"), str)):
-            raise TypeError(f"a message is {represent(message)}; it must hold a role and a text as content")
-        if message.get("role") not in ROLES:
-            raise ValueError(f"a message has the role {represent(message.get('role'))}; valid: {', '.join(ROLES)}")
-        check_text(message["content"], "a message")
-    _check_size(sum(len(message["content"]) for message in messages))
-
-
-def _check_size(characters: int) -> None:
-    if characters > LONGEST_OBSERVATION:
-        raise ValueError(
-            f"the environment wrote {characters:,} characters at once; the limit is {LONGEST_OBSERVATION:,}, more than "
-            "a model's context holds"
-        )

@@ -55,6 +55,7 @@ class Verifiers(Section):
 
     needs_data = False  # the recipe needs no task
     workers = 2  # processes for these environments, unless the recipe sets env.workers
+    program = True  # the taskset asks as a program does
 
     def __post_init__(self) -> None:
         super().__post_init__()

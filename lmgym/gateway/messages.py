@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from lmgym.core.errors import represent
-from lmgym.gateway.parts import read_content
+from lmgym.gateway.parts import read_content, refuse_unknown
 from lmgym.gateway.wire import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -121,9 +121,9 @@ def _said(message: Any) -> list[Said]:
     for block in list_of(blocks, "content", MOST_BLOCKS):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result" and role == "user":
-            content = read_content(_plain(block.get("content")), pictures=True)
-            said.append(Said("tool", content, call=_named(block, "tool_use_id")))
+            said.append(_result(block))
         elif kind == "tool_use" and role == "assistant" and isinstance(block.get("input"), dict):
+            refuse_unknown(block, ("type", "id", "name", "input", "cache_control"), "a block of type tool_use")
             arguments = json.dumps(block["input"], ensure_ascii=False)
             check(arguments, "a call of a tool")
             calls.append((_named(block, "id"), _named(block, "name"), arguments))
@@ -137,6 +137,17 @@ def _said(message: Any) -> list[Said]:
     if said and not text:
         return said
     return [*said, Said(role, text, tuple(calls))]
+
+
+def _result(block: dict[str, Any]) -> Said:
+    """The result of a call of a tool; a failed one is written as the tools of env conversation write theirs."""
+    known = ("type", "tool_use_id", "content", "is_error", "cache_control")
+    refuse_unknown(block, known, "a block of type tool_result")
+    failed = block.get("is_error") is not None and read_switch(block, "is_error")
+    text = read_content(_plain(block.get("content")), pictures=not failed)
+    if failed:
+        text = json.dumps({"error": text}, ensure_ascii=False)
+    return Said("tool", text, call=_named(block, "tool_use_id"))
 
 
 def _plain(content: Any) -> Any:
@@ -165,6 +176,7 @@ def _tool(tool: Any) -> dict[str, Any]:
     schema = given.get("input_schema")
     if given.get("type", "custom") not in ("custom", None) or not isinstance(schema, dict):
         raise Refused("a tool must be an object with name, description and input_schema; no tool runs at the server")
+    refuse_unknown(given, ("type", "name", "description", "input_schema", "cache_control"), "a tool")
     function = {"name": given.get("name"), "description": given.get("description") or "", "parameters": schema}
     if not isinstance(function["name"], str) or not isinstance(function["description"], str):
         raise Refused("the name and the description of a tool must be texts")

@@ -3,7 +3,7 @@
 Pictures come with the request, in base64. They go into the run's folder, and each is one character of the text
 (types.picture_text); nothing is fetched from the network."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lmgym.core.errors import LmgymError, represent
@@ -33,6 +33,7 @@ def read_content(content: Any, pictures: bool = False) -> str:
 def _text_of(part: Any, pictures: bool) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
+        refuse_unknown(part, ("type", "text", "cache_control"), "a part of type text")
         return str(part["text"])
     if kind in ("image_url", "image"):
         if not pictures:
@@ -43,6 +44,15 @@ def _text_of(part: Any, pictures: bool) -> str:
         except LmgymError as error:
             raise Refused(str(error)) from None
     raise Refused('\'content\' must be a text, or a list of parts such as {"type": "text", "text": ...}')
+
+
+def refuse_unknown(part: Mapping[str, Any], known: Collection[str], what: str) -> None:
+    """Raise Refused for a field with a value that is not known, so that nothing is left out in silence.
+
+    Example: refuse_unknown({"name": "add", "strict": True}, ("name",), "a tool") raises "a tool holds 'strict', ..."
+    """
+    if unknown := [key for key, value in part.items() if key not in known and value not in (None, False)]:
+        raise Refused(f"{what} holds '{unknown[0][:100]}', which is not supported; leave it out")
 
 
 def _of_openai(part: dict[str, Any]) -> bytes:

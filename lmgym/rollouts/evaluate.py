@@ -1,7 +1,7 @@
 """Evaluation: answers to held-out prompts, every reward as a metric, with 95 % confidence intervals."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -113,7 +113,8 @@ def evaluate(
 ) -> Evaluation:
     """Answer each example `samples` times and score the answers. `judge` is the reward that picks the best of them. An
     answer that a reward did not judge is not in its mean, and a metric without any answer is left out; "unjudged" is
-    the share of those that none judged, and "unjudged/NAME" of those that the reward NAME did not judge.
+    the share of those that none judged, and "unjudged/NAME" of those that the reward NAME did not judge. An episode
+    whose environment failed is in "environment_errors" and in no other metric, but for what it has noted.
 
     Random numbers are a function of (seed, place), not of the training step, so that two evaluations of the same
     examples are paired. Intervals are over prompts (stats/intervals.py); there is none (NaN) for a single prompt, for
@@ -126,11 +127,11 @@ def evaluate(
     values |= chosen_by(judge, groups, rewards) if judge is not None else {}
     if sampling.fixed_length:
         del values["truncated"]
-    found = corpora(rewards, groups, timeout)
+    found = corpora(rewards, [_answered(group) for group in groups], timeout)
     results = {}
     for name, numbers in values.items():
         if known := [own for own in numbers if own]:
-            results[name] = mean_interval(known, shares=is_share(name))
+            results[name] = mean_interval(known, shares=is_share(name, values))
         if (whole := f"{name}/corpus") in found:
             results[whole] = found[whole].interval
     return Evaluation(results, episodes, found)
@@ -138,10 +139,11 @@ def evaluate(
 
 def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:
     """The numbers behind an evaluation: by metric, one list per prompt of one number per answer (pass@k: one per
-    prompt). "length/mean" are tokens; "length" is a reward. Answers that were not judged have no number, so a list may
-    be empty."""
+    prompt). "length/mean" are tokens; "length" is a reward. Answers that were not judged have no number, nor have
+    episodes whose environment failed, so a list may be empty."""
+    failed = [[float(bool(episode.error)) for episode in group] for group in groups]
+    ks, groups = _sizes(groups), [_answered(group) for group in groups]
     values = {"reward": [[episode.score for episode in group if episode.judged] for group in groups]}
-    ks = _sizes(groups)
     for reward in rewards:
         own = values[reward.name] = _values_of(reward.name, groups)
         if all(value in (0.0, 1.0) for group in own for value in group):
@@ -156,9 +158,14 @@ def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> 
     values["truncated"] = [[float(episode.truncated) for episode in group] for group in groups]
     if any(episode.overflowed for group in groups for episode in group):
         values["truncated/context"] = [[float(episode.overflowed) for episode in group] for group in groups]
-    if any(episode.error for group in groups for episode in group):
-        values["environment_errors"] = [[float(bool(episode.error)) for episode in group] for group in groups]
+    if any(map(any, failed)):
+        values["environment_errors"] = failed
     return values
+
+
+def _answered(group: Sequence[Episode]) -> list[Episode]:
+    """The episodes whose environment did not fail: what the others have said was cut short, and is no wrong answer."""
+    return [episode for episode in group if not episode.error]
 
 
 def _sizes(groups: Sequence[Sequence[Episode]]) -> list[int]:
@@ -203,17 +210,20 @@ def chosen_by(
         raise LmgymError(f"evaluation.best_of: there is no reward or metric '{judge}'; {suggest(judge, names)}")
     found = dict[str, list[list[float]]]()
     for name in names:
-        parts = [[episode.reward_components for episode in group] for group in groups]
+        parts = [[episode.reward_components for episode in _answered(group)] for group in groups]
         both = [[own for own in group if own[name] is not None and own[judge] is not None] for group in parts]
         values, liked = ([[own[key] for own in group] for group in both] for key in (name, judge))
         found |= {f"{name}/best@{k}": _each(k, best_of, values, liked) for k in _sizes(groups) if k > 1}
     return found
 
 
-def is_share(name: str) -> bool:
+def is_share(name: str, among: Collection[str] = ()) -> bool:
     """Whether a metric lies between 0 and 1 by its definition, though its values are not only 0 and 1: pass@k and
-    maj@k."""
-    return "/pass@" in name or "/maj@" in name
+    maj@k, and best@k of a reward that is right or wrong, which has a pass@1 `among` the metrics.
+
+    Example: is_share("final_answer/best@4", ["final_answer", "final_answer/pass@1"]) -> True"""
+    whole, best, _ = name.partition("/best@")
+    return "/pass@" in name or "/maj@" in name or (bool(best) and f"{whole}/pass@1" in among)
 
 
 def better_directions(names: Iterable[str], rewards: Sequence[Reward]) -> dict[str, int]:
@@ -238,7 +248,7 @@ def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> d
     for group in groups:
         if "mixture" in group[0].example.meta:
             task = f"reward/{group[0].example.meta['task']}"
-            values.setdefault(task, []).append([episode.score for episode in group if episode.judged])
+            values.setdefault(task, []).append([episode.score for episode in _answered(group) if episode.judged])
     for reward in rewards:
         own = [group for group in groups if reward.applies(group[0].example)] if reward.selective else []
         for name, numbers in measured(own, [reward]).items() if own else ():

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmgym.core import seeds
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, represent
 from lmgym.envs.base import Branch, Heard, Step
 from lmgym.envs.past import WHOLE, Past
+from lmgym.envs.step_checks import plain
 from lmgym.envs.vector import EnvFailure, Opening
 from lmgym.inference.base import Completion, Request
 from lmgym.rollouts.actor import Actor, PromptCache
 from lmgym.text.answer_ends import end_id
-from lmgym.text.chat import answer_ids, appended_ids, continued_ids, decoder_answer_ids, messages_of
+from lmgym.text.chat import answer_ids, appended_ids, continued_ids, decoder_answer_ids, messages_of, unwritten
 from lmgym.text.tokens import token_texts
 from lmgym.types import BarePrompt, Episode, Message, Prompt, Turn
 
@@ -67,23 +68,41 @@ class PlayerState:
         return Request(tuple(self.ids), key, stop=self.stop, conversation=None if one_turn else self.key)
 
     def tokenize_demonstration(self, text: str) -> Completion:
-        """A demonstrator's turn as ids, with the end of sequence, or the stop string, that ends it."""
+        """A demonstrator's turn as ids, with the end of sequence, or the stop string, that ends it. Raises LmgymError
+        for a turn of which nothing is left behind what is written already."""
         tokenizer = self.actor.tokenizer
         if self.actor.decoder_start:
             ids = decoder_answer_ids(tokenizer, text, bool(self.actor.answer_start))
         elif self.message or (self.episode.turns and not self.restarted):
-            ids = [*continued_ids(tokenizer, text), end_id(tokenizer)]
+            new = text if self._goes_on() else unwritten(tokenizer, self._asked(), text, self.template, self.message)
+            ids = [*continued_ids(tokenizer, new), tokenizer.eos_token_id if self.bare else end_id(tokenizer)]
         else:
-            ids = answer_ids(tokenizer, self.history[0]["content"] if self.bare else self.history, text, self.template)
+            ids = answer_ids(tokenizer, self._asked(), text, self.template)
         stopped = any(text.endswith(stop) for stop in self.stop)
+        if stopped and len(ids) == 1:
+            raise LmgymError(
+                f"example {self.episode.example.id}: the turn {represent(text)} is no action, as the chat template or "
+                "policy.answer_start has written it already; leave it out of the reference"
+            )
         return Completion(ids[:-1], [], "stop") if stopped else Completion(ids, [], "eos")
+
+    def _goes_on(self) -> bool:
+        """Whether the next turn goes on in the message of the last one."""
+        turns = self.episode.turns
+        return bool(turns) and turns[-1].continuation is not None and not self.restarted
+
+    def _asked(self) -> Prompt:
+        """What the message that is being written answers; in a conversation without chat template the first prompt
+        alone can have begun it."""
+        if not self.bare:
+            return self.history
+        return self.history[0]["content"] if len(self.history) == 1 else BarePrompt("")
 
     def add_turn(self, completion: Completion, text: str, min_new_tokens: int = 0) -> None:
         """Add what the policy has answered to the episode."""
         turn = Turn(self.new_ids, completion.ids, completion.logprobs, text, completion.stop, min_new_tokens)
         turn.kept, turn.restart = completion.kept, self.restarted
-        goes_on = self.episode.turns and self.episode.turns[-1].continuation is not None and not self.restarted
-        turn.given = "" if goes_on else self.actor.answer_start
+        turn.given = "" if self._goes_on() else self.actor.answer_start
         if self.actor.decoder_start:  # the encoder reads the whole conversation again
             turn.prompt_ids, turn.source_ids = list(self.actor.decoder_ids), self.ids
             turn.restart = bool(self.episode.turns)
@@ -203,7 +222,7 @@ class EpisodeState:
 
         # Rewards: to the player that has just moved, then to the others, if the step pays them.
         turn.reward, turn.unfinished, turn.continuation = float(step.reward), step.unfinished, step.continuation
-        turn.info = {name: _plain(note) for name, note in step.info.items()}
+        turn.info = {name: _number_or_text(note) for name, note in step.info.items()}
         for number, reward in step.others.items():
             if not (0 <= number < len(self.players) and self.players[number].episode.turns):
                 return self._fail(f"step() pays player {number}, who has not played; there are {len(self.players)}")
@@ -230,8 +249,9 @@ class EpisodeState:
         return False
 
 
-def _plain(note: Any) -> str | float:
+def _number_or_text(note: Any) -> str | float:
     """A note of an environment as a number or a text, which can be written to a file."""
+    note = plain(note)
     if isinstance(note, str | int | float):
         return note
     return float(note) if isinstance(note, numbers.Real) else str(note)

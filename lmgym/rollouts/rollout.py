@@ -197,20 +197,27 @@ class RolloutLoop:
 
         # Give each one its players.
         for (index, episode), (_, _, seed), opening in zip(chosen, items, openings, strict=True):
-            if isinstance(opening, EnvFailure):
-                episode.error, episode.terminated, episode.selected = opening.message, False, False
+            begun = opening if isinstance(opening, EnvFailure) else self._begun(index, episode, seed, opening)
+            if isinstance(begun, EnvFailure):
+                episode.error, episode.terminated, episode.selected = begun.message, False, False
                 self.envs.end([index])
                 continue
-            example, other = self.openings.setdefault(seed, (episode.example, opening))
-            if other != opening and example == episode.example:
-                warn(BEGUN_DIFFERENTLY)
+            self.learners[index] = [begun.players[number].episode for number in opening.learners]
+            self.live.append(begun)
+
+    def _begun(self, index: int, episode: Episode, seed: int, opening: Opening) -> EpisodeState | EnvFailure:
+        """An environment with its players, before the first turn, or why its episode cannot begin."""
+        example, other = self.openings.setdefault(seed, (episode.example, opening))
+        if other != opening and example == episode.example:
+            warn(BEGUN_DIFFERENTLY)
+        try:
             state = begin_episode(index, episode, opening, self.actor, self.episode_key, self.encode, self.past)
-            if not self.one_turn and (problem := state.player.too_long()):
-                episode.error, episode.terminated, episode.selected = problem, False, False
-                self.envs.end([index])
-                continue
-            self.learners[index] = [state.players[number].episode for number in opening.learners]
-            self.live.append(state)
+        except LmgymError as error:
+            if not opening.program:
+                raise
+            return EnvFailure(str(error))  # its own request, as a later one (EpisodeState.observe), not the recipe's
+        problem = "" if self.one_turn else state.player.too_long()
+        return EnvFailure(problem) if problem else state
 
     def take_turns(self, sampling: Sampling) -> None:
         """One sampled turn in each live environment, with one engine call for each actor."""

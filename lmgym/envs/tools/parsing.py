@@ -42,11 +42,12 @@ def parse_calls(
 
 
 def text_before_calls(text: str) -> str:
-    """What a model has written before its first call.
+    """What a model has written before its first call, with its thoughts, which may speak of calls.
 
     Example: text_before_calls('Let me see. <tool_call>{"name": ...') -> 'Let me see.'"""
-    first = FIRST.search(text)
-    return text[: first.start()].strip() if first else ""
+    thoughts, end, said = text.rpartition("</think>")
+    first = FIRST.search(said)
+    return (thoughts + end + (said[: first.start()] if first else "")).strip()
 
 
 def _calls(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[Call | Unreadable]:

@@ -35,10 +35,7 @@ def typed(value: str, tool: str, name: str, schemas: Mapping[str, Mapping[str, A
     """The value of an argument, which is a text, as its schema wants it. Without a schema, and where it does not fit,
     it stays a text."""
     properties = schemas.get(tool, {}).get("properties")
-    schema = properties.get(name) if isinstance(properties, dict) else None
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    kinds = kind if isinstance(kind, list) else [kind]
-    if kind is None or "string" in kinds:
+    if not isinstance(properties, dict) or _may_be_text(properties.get(name)):
         return value
     for form in (value, value.lower()):  # True
         try:
@@ -47,6 +44,17 @@ def typed(value: str, tool: str, name: str, schemas: Mapping[str, Mapping[str, A
             continue
         return found if shallow(found) else value
     return value
+
+
+def _may_be_text(schema: Any) -> bool:
+    """Whether a text fits a schema, as it also does where the schema does not say what fits."""
+    known = schema if isinstance(schema, dict) else {}
+    if isinstance(known.get("enum"), list):
+        return any(isinstance(value, str) for value in known["enum"])
+    if (kind := known.get("type")) is not None:
+        return "string" in (kind if isinstance(kind, list) else [kind])
+    choices = known.get("anyOf", known.get("oneOf"))
+    return not isinstance(choices, list) or any(map(_may_be_text, choices))
 
 
 def _call(tool: str, body: str, schemas: Mapping[str, Mapping[str, Any]]) -> Call | Unreadable:

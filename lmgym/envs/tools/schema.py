@@ -17,6 +17,7 @@ from typing import Any, Literal, Union
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import suggest
+from lmgym.envs.step_checks import plain_or_text
 from lmgym.envs.tools.calls import Call, Unreadable, shorter
 from lmgym.pictures.store import is_picture, shown
 from lmgym.types import Example, RecipeText, part_of, pictures_of
@@ -282,7 +283,7 @@ def _text(result: Any) -> str:
         return result
     if is_picture(result):
         return shown(result)
-    return json.dumps(to_jsonable_python(result, fallback=str), ensure_ascii=False)
+    return json.dumps(to_jsonable_python(result, fallback=plain_or_text), ensure_ascii=False)
 
 
 def _error(message: str, most: int) -> str:
