@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from lmgym.core.constraints import NonNegativeInt, PositiveFloat, PositiveInt, Rule
 from lmgym.core.errors import LmgymError
 from lmgym.core.validation import Section
+from lmgym.inference.generation_options import checked, ids_of
 from lmgym.types import Restriction
 
 PAUSED = "paused"  # why an answer stops that will go on
@@ -48,7 +49,7 @@ class Sampling(Section):
     min_new_tokens: NonNegativeInt = 0
     """The end-of-sequence and stop ids are excluded from this many first tokens, in sampling and in scoring."""
     stop: tuple[StopString, ...] = ()
-    """Strings that end an answer; the token that completes one is kept as a whole."""
+    """Strings that end an answer; the token that completes one is kept as a whole. One may name a special token."""
     stop_ids: tuple[int, ...] = ()
     """Token ids that end an answer, besides the model's own."""
     top_k: TopK | None = None
@@ -117,6 +118,7 @@ class Sampling(Section):
                 f"{self.section}.top_k is {self.top_k}, and the model's vocabulary has {size} tokens, so nothing would "
                 "be cut off; lower it, or leave it out"
             )
+        _check_ids("sampling.stop_ids", self.stop_ids, size)
 
 
 @dataclass(kw_only=True)
@@ -141,6 +143,19 @@ class Decoding(Sampling):
                 f"evaluation.{given[0]} is {getattr(self, given[0])}, and evaluation.temperature is 0, where nothing "
                 "is drawn; write temperature: 1.0 or so, or leave it out"
             )
+
+    def check_vocabulary(self, size: int) -> None:
+        super().check_vocabulary(size)
+        for key, ids in ids_of(checked(self.generation, self.temperature)).items():
+            _check_ids(f"evaluation.generation.{key}", ids, size)
+
+
+def _check_ids(key: str, ids: Sequence[int], size: int) -> None:
+    """Raise LmgymError, naming the first one, if `ids` of a key are not in a vocabulary of `size` tokens."""
+    if (wrong := next((id for id in ids if not 0 <= id < size), None)) is not None:
+        raise LmgymError(
+            f"{key} holds {wrong}, and the model has the ids 0 to {size - 1} only; write such ids, or leave it out"
+        )
 
 
 @dataclass(frozen=True)

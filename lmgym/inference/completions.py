@@ -9,6 +9,7 @@ from lmgym.models.device import memory_here
 from lmgym.models.policy import Policy
 from lmgym.pictures.ids import is_piece
 from lmgym.text.chat import decode
+from lmgym.text.control import control_tokens
 
 
 def check_request(policy: Policy, request: Request) -> None:
@@ -85,6 +86,9 @@ class Answers:
         self.stop_texts = [(*sampling.stop, *request.stop) for request in requests]
         longest = max((len(text.encode()) for texts in self.stop_texts for text in texts), default=0)
         self.tail = longest + 4  # tokens that may hold a stop string: a token may be a single byte
+        # The text of an answer is without special tokens, so a stop string that names one is looked for with them.
+        special = control_tokens(policy.tokenizer).names if longest else None
+        self.special_texts = [tuple(filter(special.search, own)) if special else () for own in self.stop_texts]
         self.stops = [""] * len(requests)
         self.ids: list[list[int]] = [list(request.begun) for request in requests]
         self.logprobs: list[list[float]] = [[] for _ in requests]
@@ -128,8 +132,12 @@ class Answers:
 
     def holds_stop(self, request: int, ids: Sequence[int]) -> bool:
         """True if a stop string occurs near the end of this answer's ids."""
-        text = decode(self.policy.tokenizer, list(ids[-self.tail :]))
-        return any(stop in text for stop in self.stop_texts[request])
+        tokenizer, tail, special = self.policy.tokenizer, list(ids[-self.tail :]), self.special_texts[request]
+        text = decode(tokenizer, tail)
+        if any(stop in text for stop in self.stop_texts[request]):
+            return True
+        text = str(tokenizer.decode(tail, clean_up_tokenization_spaces=False)) if special else ""
+        return any(stop in text for stop in special)
 
     def completions(self) -> list[Completion]:
         """What was sampled for each request, in their order."""

@@ -32,6 +32,7 @@ KEYS: dict[str, Any] = {
 }
 OF_BEAMS = ("length_penalty", "early_stopping")
 OF_DRAWS = ("typical_p", "epsilon_cutoff", "eta_cutoff")
+OF_IDS = ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 ELSEWHERE = {  # keys of GenerationConfig that have a place of their own in a recipe
     "do_sample": "evaluation.temperature above 0",
     "temperature": "evaluation.temperature",
@@ -76,3 +77,11 @@ def checked(generation: Mapping[str, Any], temperature: float) -> dict[str, Any]
             "install transformers 5.19 or later, or leave num_beams out"
         )
     return values
+
+
+def ids_of(values: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The token ids of each checked key that has some.
+
+    Example: ids_of({"num_beams": 2, "bad_words_ids": [[7], [8, 9]]}) -> {"bad_words_ids": [7, 8, 9]}"""
+    given = {key: values[key] if isinstance(values[key], list) else [values[key]] for key in OF_IDS if key in values}
+    return {key: [id for one in own for id in (one if isinstance(one, list) else [one])] for key, own in given.items()}

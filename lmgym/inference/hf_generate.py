@@ -106,6 +106,7 @@ def _configuration(policy: Policy, answers: Answers, settings: Mapping[str, Any]
             "top_p": 1.0 if decoding.top_p is None else decoding.top_p,
             "min_p": decoding.min_p,
         }
+    never = [*policy.never, *settings.get("suppress_tokens", ())]
     return GenerationConfig(
         max_new_tokens=limit,
         min_new_tokens=min(decoding.min_new_tokens, limit),
@@ -113,7 +114,7 @@ def _configuration(policy: Policy, answers: Answers, settings: Mapping[str, Any]
         pad_token_id=policy.pad_id,
         use_cache=policy.model.config.model_type not in WITHOUT_CACHE,
         decoder_start_token_id=policy.decoder_start[0] if policy.encoder_decoder else None,
-        **{"suppress_tokens": list(policy.never) or None, **sampling, **settings},
+        **{**sampling, **settings, "suppress_tokens": never or None},
     )
 
 

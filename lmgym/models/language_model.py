@@ -188,14 +188,14 @@ class LanguageModel:
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids that end a sequence: the tokenizer's EOS, those of the model's generation config, and what the chat
-        template ends an answer with."""
+        template ends an answer with. One that the model lacks (-1 says "none") is never sampled, and left out."""
         configured = getattr(self.model.generation_config, "eos_token_id", None)
-        ids = configured if isinstance(configured, list) else [configured]
+        ids: list[Any] = configured if isinstance(configured, list) else [configured]
         template = () if self.encoder_decoder else (end_id(self.tokenizer),)
         ids = [i for i in [*ids, self.tokenizer.eos_token_id, *template] if i is not None]
         if wrong := [i for i in ids if type(i) is not int]:
             raise LmgymError(f"eos_token_id in generation_config.json must be token numbers, not {represent(wrong[0])}")
-        return tuple(sorted(set(ids)))
+        return tuple(sorted({i for i in ids if 0 <= i < self.vocabulary}))
 
     @property
     def special_ids(self) -> tuple[int, ...]:

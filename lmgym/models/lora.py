@@ -39,7 +39,7 @@ def add_lora(
 ) -> None:
     """Freeze the model and add adapters to the named linear layers ("all-linear": all but the LM head), but for those
     whose whole names match `spared`, a regular expression. The adapters are zero at first, so outputs do not change.
-    Raises LmgymError without peft, or without such a layer."""
+    Raises LmgymError without peft, without such a layer, or for the weights that an encoder and its decoder share."""
     peft = _peft()
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, exclude_modules=spared)
     with seeded(seed):
@@ -47,6 +47,14 @@ def add_lora(
             _inject(config, model)
         except ValueError as error:  # from peft, if no module has the name
             raise LmgymError(f"policy.lora_targets: {' '.join(str(error).split())[:300]}") from error
+    unread = [
+        name for name, module in model.named_modules() if hasattr(module, "base_layer") and name.endswith("shared")
+    ]
+    if unread and model.config.is_encoder_decoder:
+        raise LmgymError(
+            f"policy.lora_targets: the model reads '{unread[0]}' through the embed_tokens of encoder and decoder, so "
+            "an adapter there would change nothing; write embed_tokens"
+        )
 
 
 def load_lora(model: PreTrainedModel, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The section `policy:` of a recipe."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -46,7 +47,8 @@ class PolicySection(Section):
     lora_alpha: NonNegativeFloat | None = None
     """The product of the adapters is scaled by alpha / rank. Default: 2 * rank."""
     lora_targets: list[str] | str = "all-linear"
-    """Names of the linear layers that get adapters; all-linear: all except the LM head."""
+    """Names of the linear layers that get adapters, or how they end behind a point; a text that is no list is a regular
+    expression of whole names; all-linear: all except the LM head."""
     train_vision: bool = False
     """Of a model that reads pictures, train the vision tower too, and what projects its output into the language model;
     with lora_rank by adapters. Without it they are frozen, and a picture's features are computed once."""
@@ -132,6 +134,14 @@ class PolicySection(Section):
                 "policy.quantise packs weights that then cannot train; add policy.lora_rank (16, say) to train "
                 "adapters beside them, or remove policy.quantise"
             )
+        if isinstance(self.lora_targets, str):
+            try:
+                re.compile(self.lora_targets)
+            except re.error as error:
+                raise LmgymError(
+                    f"policy.lora_targets: '{self.lora_targets}' is no regular expression ({error}); write a list of "
+                    "names of layers, such as [q_proj, v_proj], or all-linear"
+                ) from error
         if self.new_weights and self.lora_rank is not None:
             raise LmgymError(
                 "policy.new_weights: with policy.lora_rank only adapters train, and these weights would stay random "

@@ -1,11 +1,13 @@
 """The sizes on which a model's memory depends, from its configuration: no weights are loaded, nothing is computed."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lmgym.models.families import context_length, supports_fast_path
@@ -13,7 +15,7 @@ from lmgym.models.hooks import layers_of
 from lmgym.models.kernels.layer_form import forms_of
 from lmgym.models.model_info import skeleton, stored_precision
 from lmgym.models.policy_section import PolicySection
-from lmgym.models.vision import family_of, language_of, vision_names
+from lmgym.models.vision import family_of, language_of, vision_names, vision_pattern
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def shapes_of(section: PolicySection) -> Shapes:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         linear=sum(into * out for into, out in linear.values()),
         linear_rows=sum(out for _, out in linear.values()),
-        adapter=_adapter(linear, section),
+        adapter=_adapter(model, linear, section),
         layers=(len(layers) or _size(config, "num_hidden_layers") or 1) - encoder,
         encoder_layers=encoder,
         width=width,
@@ -125,10 +127,24 @@ def _linear_layers(model: nn.Module) -> Iterator[tuple[str, tuple[int, int]]]:
         yield name, (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
 
 
-def _adapter(linear: dict[str, tuple[int, int]], section: PolicySection) -> int:
+def _adapter(model: PreTrainedModel, linear: dict[str, tuple[int, int]], section: PolicySection) -> int:
+    """Parameters of the adapters. By names, peft's rule counts: an embedding or the LM head may be among them."""
+    targets, spared = section.lora_targets, re.compile("(?!)")
     if section.lora_rank is None:
         return 0
-    targets = section.lora_targets
-    names = [targets] if isinstance(targets, str) else targets
-    adapted = [sizes for name, sizes in linear.items() if targets == "all-linear" or name.rsplit(".", 1)[-1] in names]
-    return section.lora_rank * sum(into + out for into, out in adapted)
+    if targets == "all-linear":
+        return section.lora_rank * sum(into + out for into, out in linear.values())
+    if family_of(model.config) is not None and not section.train_vision:
+        spared = re.compile(vision_pattern(model))
+
+    def hit(name: str) -> bool:
+        if isinstance(targets, str):
+            return re.fullmatch(targets, name) is not None
+        return any(name == target or name.endswith(f".{target}") for target in targets)
+
+    adapted = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D | nn.Embedding) and hit(name) and not spared.fullmatch(name)
+    ]
+    return section.lora_rank * sum(sum(module.weight.shape) for module in adapted)

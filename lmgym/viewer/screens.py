@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE = 32  # characters of a curve
-WORD = re.compile(r"(-?)([A-Za-z_][\w./-]*?)(?:(<=|>=|!=|<|>|=)(-?[\d.]+(?:e-?\d+)?))?")
+WORD = re.compile(r"(-?)([A-Za-z_][\w./-]*?)(?:(<=|>=|!=|<|>|=)(-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?))?")
 COLOURS = ("probability", "advantages", "push", "ratio/mean", "entropy", "token_rewards")
 
 

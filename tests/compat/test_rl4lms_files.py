@@ -468,7 +468,7 @@ def test_names_that_the_user_has_added_go_through_as_they_are() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("registered")
 def test_a_file_with_a_class_of_ones_own_trains(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "files_twos.py").write_text(
         "from lmgym.compat.rl4lms.registries import RewardFunctionRegistry\n"
         "from lmgym.compat.rl4lms.reward import BatchedRewardFunction\n\n\n"
         "class Twos(BatchedRewardFunction):\n"
@@ -478,7 +478,7 @@ def test_a_file_with_a_class_of_ones_own_trains(tmp_path: Path) -> None:
     )
     tree = on_policy(reward_fn={"id": "files_twos"})
     tree["train_evaluation"] |= {"metrics": [], "n_iters": 1}
-    plugin = f"plugins=[{tmp_path / 'mine.py'}]"
+    plugin = f"plugins=[{tmp_path / 'files_twos.py'}]"
     assert cli_main(["train", str(written(tmp_path, tree)), "threads=1", plugin, f"out={tmp_path / 'run'}"]) == 0
     evaluated = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "evaluation"]
     assert all("files_twos" in record for record in evaluated)

@@ -148,6 +148,13 @@ def recipe(folder: Path, system: str, text: str | None = None, devices: int | No
     return tree
 
 
+def of_script(folder: Path, text: str) -> tuple[dict[str, Any], str]:
+    """The recipe of a script whose name says nothing of its trainer, and what is said about it."""
+    (folder / "script.py").write_text(text)
+    printed, _ = converted("trl", folder / "script.py")
+    return yaml.safe_load(printed), re.sub(r"\n#\s+", " ", printed)
+
+
 def test_trl_script(tmp_path: Path) -> None:
     text, obstacles = converted("trl", write(tmp_path, "trl"), devices=8)
     tree = yaml.safe_load(text)
@@ -228,6 +235,99 @@ def test_nemo_rl_over_a_base_file(tmp_path: Path) -> None:
     assert tree["sampling"] == {"max_new_tokens": 512, "temperature": 1.0}
     assert tree["rewards"] == {"math_equal": 1.0} and tree["task"]["references"] == "answer"
     assert "use_leave_one_out_baseline = True (line 8 of base.yaml): the mean of the whole group here" in text
+
+
+def test_distillation_of_trl(tmp_path: Path) -> None:
+    """TRL's divergence lies between the two KLs, which are its ends; the data are messages."""
+
+    def of(arguments: str) -> dict[str, Any]:
+        script = f"GKDTrainer(model='org/small', teacher_model='org/big', args=GKDConfig({arguments}))"
+        return of_script(tmp_path, script)[0]
+
+    usual = {"name": "gkd", "teacher": "org/big", "divergence": "jsd"}
+    assert of("lmbda=0.4, beta=0.1")["algorithm"] == usual | {"student_share": 0.4, "beta": 0.1}
+    tree = of("")
+    assert tree["algorithm"] == usual | {"student_share": 0.5}
+    assert tree["sampling"] == {"max_new_tokens": 128, "temperature": 0.9}
+    assert (tree["task"]["prompt"], tree["task"]["references"]) == ("messages.:-1", "messages.-1.content")
+    for end, name in ((0, "forward_kl"), (0.0, "forward_kl"), (1, "reverse_kl"), (1.0, "reverse_kl")):
+        assert of(f"beta={end}, lmbda=1")["algorithm"] == usual | {"divergence": name, "student_share": 1}
+    sampled, _ = of_script(tmp_path, "OnlineDPOTrainer(model='a/b', args=OnlineDPOConfig(), reward_funcs='c/d')")
+    assert sampled["sampling"] == {"max_new_tokens": 64, "temperature": 0.9}
+    sampled = recipe(
+        tmp_path, "trl", "OnlineDPOTrainer(model='a/b', args=OnlineDPOConfig(max_new_tokens=9, top_p=0.5))"
+    )
+    assert sampled["sampling"] == {"max_new_tokens": 9, "temperature": 0.9, "top_p": 0.5}
+
+
+def test_ppo_of_trl(tmp_path: Path) -> None:
+    """One cliprange for both sides, and a value loss that TRL halves."""
+    script = "PPOTrainer(args=PPOConfig({}), reward_model='c/d')"
+    algorithm = of_script(tmp_path, script.format("cliprange=0.3, vf_coef=0.5"))[0]["algorithm"]
+    assert (algorithm["clip_low"], algorithm["clip_high"], algorithm["value_coefficient"]) == (0.3, 0.3, 0.25)
+    assert of_script(tmp_path, script.format(""))[0]["algorithm"]["value_coefficient"] == 0.05
+
+
+def test_adapters_of_trl(tmp_path: Path) -> None:
+    """A script has peft's defaults, the command line TRL's own."""
+
+    def of(config: str) -> tuple[dict[str, Any], str]:
+        tree, said = of_script(tmp_path, f"SFTTrainer(args=SFTConfig(), peft_config={config})")
+        return tree["policy"], said
+
+    policy, said = of("LoraConfig(use_rslora=True, r=16, lora_dropout=0.05, modules_to_save=['lm_head'], bias='all')")
+    assert (policy["lora_rank"], policy["lora_alpha"]) == (16, 32)  # 32 / 16 is 8 / the root of 16
+    assert "lora_targets" not in policy and "peft adapts q_proj and v_proj of most models" in said
+    for lost in ("lora_dropout = 0.05", "modules_to_save = ['lm_head']", "bias = all"):
+        assert lost in said.partition("No counterpart here:")[2].partition("Differs:")[0]
+    policy, said = of("LoraConfig(target_modules=['q_proj'], use_rslora=False, bias='none')")
+    assert (policy["lora_rank"], policy["lora_alpha"], policy["lora_targets"]) == (8, 8, ["q_proj"])
+    assert "peft adapts" not in said and "No counterpart" not in said
+    yamls = {
+        "use_peft: true\nlora_target_modules: [all-linear]": (16, 32, "all-linear"),
+        "use_peft: false\nlora_r: 4": (),
+    }
+    for lines, expected in yamls.items():
+        policy = recipe(tmp_path, "open-r1", f"{OPEN_R1}{lines}\n")["policy"]
+        assert tuple(policy[key] for key in ("lora_rank", "lora_alpha", "lora_targets") if key in policy) == expected
+
+
+def test_updates_of_trl_are_counted_in_steps(tmp_path: Path) -> None:
+    counts = "max_steps: 400\nwarmup_steps: 40\nsave_steps: 100\neval_steps: 50\neval_strategy: steps\n"
+    for times, expected in ((4, (100, 10, 25, 13)), (1, (400, 40, 100, 50))):
+        text, _ = converted("open-r1", write(tmp_path, "open-r1", f"{OPEN_R1}{counts}num_iterations: {times}\n"))
+        tree = yaml.safe_load(text)
+        places = (tree["steps"], tree["optimizer"]["warmup"], tree["checkpoint"]["every"], tree["evaluation"]["every"])
+        assert places == expected
+        assert text.count(", / 4 updates a step") == (4 if times == 4 else 0)
+    ratio = recipe(tmp_path, "open-r1", f"{OPEN_R1}num_iterations: 4\nwarmup_ratio: 0.1\n")["optimizer"]
+    assert ratio["warmup_ratio"] == 0.1 and "warmup" not in ratio
+
+
+def test_verl_with_an_adaptive_kl_and_truncated_evaluations(tmp_path: Path) -> None:
+    script = """python3 -m verl.trainer.main_ppo data.train_files=a.parquet algorithm.use_kl_in_reward=True \\
+        algorithm.kl_ctrl.type={} {} actor_rollout_ref.rollout.val_kwargs.top_p=0.7 \\
+        actor_rollout_ref.rollout.val_kwargs.top_k=20 actor_rollout_ref.rollout.val_kwargs.temperature={}"""
+    for kind, target, expected in (
+        ("fixed", "algorithm.kl_ctrl.target_kl=0.2", None),
+        ("adaptive", "algorithm.kl_ctrl.target_kl=0.2 algorithm.kl_ctrl.horizon=500", 0.2),
+        ("adaptive", "", 0.1),
+    ):
+        text, obstacles = converted("verl", write(tmp_path, "verl", script.format(kind, target, 0.6)))
+        tree = yaml.safe_load(text)
+        assert obstacles == [] and tree["algorithm"].get("kl_target") == expected
+        assert ("verl's by answers / horizon of it" in re.sub(r"\n#\s+", " ", text)) is (kind == "adaptive")
+        assert tree["evaluation"] == {"every": 0, "temperature": 0.6, "top_p": 0.7, "top_k": 20}
+    text, obstacles = converted("verl", write(tmp_path, "verl", script.format("fixed", "", 0)))
+    assert obstacles == [] and yaml.safe_load(text)["evaluation"] == {"every": 0, "temperature": 0}
+
+
+def test_other_keys_with_a_counterpart(tmp_path: Path) -> None:
+    for flag, expected in (("--overlong_buffer_len 64", {"buffer": 64, "weight": 0.5, "max_tokens": 512}), ("", None)):
+        script = OPENRLHF.replace("--num_episodes", f"{flag} --overlong_penalty_factor 0.5 --num_episodes")
+        assert recipe(tmp_path, "openrlhf", script)["rewards"].get("overlong") == expected
+    nemo = NEMO.replace("256}", "256, generation: {stop_token_ids: [5, 7]}}")
+    assert recipe(tmp_path, "nemo-rl", nemo)["sampling"]["stop_ids"] == [5, 7]
 
 
 @given(st.integers(1, 32), st.integers(1, 16), st.integers(1, 8), st.sampled_from([2, 4, 8, 16]), st.integers(1, 4))

@@ -313,6 +313,8 @@ def test_filters_and_shares_select_groups_and_answers(page: Page) -> None:
     page.see("4 answers of 15")
     page.write("input[type=search]", "scroe>1")
     page.see("there is no “scroe”")
+    page.write("input[type=search]", "score<0..5")
+    page.see("“score<0..5” is no filter")
 
 
 def test_a_million_answers_are_one_step_at_a_time(page: Page) -> None:

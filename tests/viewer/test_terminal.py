@@ -85,5 +85,8 @@ def test_no_terminal_is_one_sentence(tmp_path: Path) -> None:
 
 def test_filters_are_those_of_the_page() -> None:
     assert parse_filters("seconds/environment>2 -equal") == [("seconds/environment", ">", 2.0), ("equal", "=", 0.0)]
-    with pytest.raises(LmgymError, match="is no filter"):
-        parse_filters("-score<1")
+    numbers = {"-1.5": -1.5, "2.": 2.0, ".5": 0.5, "1e-3": 0.001, "1E2": 100.0}
+    assert [parse_filters(f"score>{text}")[0][2] for text in numbers] == list(numbers.values())
+    for wrong in ("-score<1", "score<0..5", "score<.", "score<-", "score<1.2.3", "score<1e", "score<--1"):
+        with pytest.raises(LmgymError, match="is no filter"):
+            parse_filters(wrong)

@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _train(given: argparse.Namespace) -> int:
     from lmgym.compat.rl4lms.files import recipes
     from lmgym.compat.rl4lms.schema import is_rl4lms
-    from lmgym.config.build import check_same_recipe, load_config
+    from lmgym.config.build import load_config
+    from lmgym.config.same_recipe import check_same_recipe
     from lmgym.config.yaml import read_yaml
     from lmgym.experiments.sweep import is_finished
     from lmgym.training.loop import train

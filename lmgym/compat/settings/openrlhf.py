@@ -23,8 +23,10 @@ def fill(draft: Draft) -> None:
     prompts, batch = draft.number(SIZE, 1024), draft.number(BATCH, 128)
     answers = answers if isinstance(answers, int) else 1
     draft.minibatches(prompts * answers / batch, f"{prompts} prompts x {answers} answers / {draft.where(BATCH)}")
-    if overlong := draft.get("rewards.overlong"):
-        overlong |= {"max_tokens": draft.get("sampling.max_new_tokens")}
+    if draft.get("rewards.overlong.buffer"):
+        draft.put("rewards.overlong.max_tokens", draft.get("sampling.max_new_tokens"), "sampling.max_new_tokens")
+    elif draft.get("rewards.overlong"):  # a factor without a buffer does nothing there
+        del draft.recipe["rewards"]["overlong"]
     remote = draft.value("reward.remote_url remote_rm_url")
     if str(remote).endswith(".py"):
         name = str(remote).rpartition("/")[2].removesuffix(".py")

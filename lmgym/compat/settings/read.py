@@ -20,6 +20,7 @@ HYDRA = re.compile(r"[+~]{0,2}([A-Za-z_][\w.@/-]*)=(.*)", re.S)
 PROGRAM = re.compile(r"(.*\.py|-m|--module|trl)")
 ARGS = re.compile(r"\w*args\.\w+$")  # of a command line
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout"}
+PEFT = {"lora_r": 8, "lora_alpha": 8}  # what LoraConfig has where a script says nothing
 
 
 def read(path: Path) -> Settings:
@@ -192,6 +193,8 @@ def _call(node: ast.Call, names: Mapping[str, Any], settings: Settings) -> None:
         text = value_of(value, names)
         if key not in settings.given or not isinstance(text, Code):
             settings.given[key] = Setting(text, f"line {value.lineno}")
+    if name == "LoraConfig":
+        settings.given = {key: Setting(value, "peft's default") for key, value in PEFT.items()} | settings.given
 
 
 def _message(value: Any, line: int, settings: Settings) -> None:

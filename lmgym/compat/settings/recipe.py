@@ -42,9 +42,11 @@ HOW: Mapping[str, Callable[[Any], Any]] = {  # of their value; None leaves our k
     "whole": lambda value: value if value >= 1 else None,
     "share": lambda value: {"name": "top_entropy", "share": value} if value < 1 else None,
     "minus": lambda value: -value,
+    "half": lambda value: value / 2,
     "less 1": lambda value: value - 1,
     "first": lambda value: value[0],
     "second": lambda value: value[1],
+    "targets": lambda names: "all-linear" if names == ["all-linear"] else names,
 }
 
 

@@ -11,6 +11,7 @@ from lmgym.compat.settings.settings import Code
 OTHERS = r"(?i)async_?grpo|bco|nash|xpo|sdft|sdpo|\bssd|tpo\b|prm|minillm|\bcpo|gold|distillation"
 REWARDS = "reward_funcs reward_function reward_model reward_model_path reward_model_name_or_path"
 PAIRS = ("dpo", "orpo", "kto", "reward")
+COLUMNS = {"sft": ("prompt", "completion"), "gkd": ("messages.:-1", "messages.-1.content")}  # of prompt and reference
 SAMPLED = ("grpo", "rloo", "onlinedpo", "ppo", "gkd")
 
 
@@ -22,16 +23,18 @@ def fill(draft: Draft) -> None:
         draft.obstacles.append(f"{settings.program}: lmgym has no algorithm of this trainer")
         name = "sft"
     sampled = name in SAMPLED
-    _data(draft, "preferences" if name in PAIRS else "data", name != "sft")
-    draft.fill("training", name, *(["sampling"] if sampled else []))
-    lora = settings.take("use_peft"), "LoraConfig" in str(settings.take("peft_config")), "lora_r" in settings.given
-    if any(lora):
-        draft.fill("lora")
-    _batches(draft, sampled)
+    _data(draft, "preferences" if name in PAIRS else "data", *COLUMNS.get(name, ("prompt", None)))
+    draft.fill("training", *(["sampling"] if sampled else []), name)  # the trainer's own defaults of sampling come last
+    in_script = "LoraConfig" in str(settings.take("peft_config")) or "lora_r" in settings.given
+    if settings.take("use_peft", in_script):
+        _lora(draft)
+    updates = _batches(draft, sampled)
     if sampled and name != "gkd":
         _rewards(draft)
     steps = draft.value("eval_steps") if settings.take("eval_strategy evaluation_strategy") == "steps" else None
     draft.put("evaluation.every", steps if isinstance(steps, int) else 0, draft.where("eval_steps"))
+    for ours in ("optimizer.warmup", "evaluation.every", "checkpoint.every"):
+        _in_steps(draft, ours, updates)
     if re.search("(?i)image|vlm", f"{draft.path.name} {[str(one.value)[:200] for one in settings.given.values()]}"):
         draft.obstacles.append("the prompts have pictures, for which no recipe is written here; docs/vision.md has one")
     if name in draft.table["differs"]:
@@ -52,8 +55,32 @@ def trainer(program: str, given: Mapping[str, Any]) -> str | None:
     return "grpo" if {"num_generations", "reward_funcs", "max_completion_length"} & given.keys() else "sft"
 
 
-def _batches(draft: Draft, sampled: bool) -> None:
-    """Prompts of a step, minibatches, length and warm-up, from what TRL counts."""
+def _lora(draft: Draft) -> None:
+    """Rank, scale and layers of the adapters."""
+    draft.fill("lora")
+    rank, alpha = draft.get("policy.lora_rank"), draft.get("policy.lora_alpha")
+    known = isinstance(rank, int) and 0 < rank < 1e9 and isinstance(alpha, int | float)
+    if draft.settings.take("use_rslora") is True and known:
+        # There the scale is alpha / the root of the rank, here alpha / rank.
+        source = f"{draft.where('lora_alpha')}, x the root of {rank}: use_rslora"
+        draft.put("policy.lora_alpha", alpha * rank**0.5, source)
+    if not draft.get("policy.lora_targets"):
+        draft.differs.append(
+            "no lora_target_modules: peft adapts q_proj and v_proj of most models, lmgym all linear layers "
+            "(policy.lora_targets)"
+        )
+
+
+def _in_steps(draft: Draft, ours: str, updates: float) -> None:
+    """Count in steps, of which each makes several updates, what TRL counts in updates."""
+    value = draft.get(ours)
+    if updates > 1 and isinstance(value, int | float) and 0 < value < 1e15:
+        source = draft.sources[ours.replace(".", "/")]
+        draft.put(ours, ceil(value / updates), f"{source}, / {updates:g} updates a step")
+
+
+def _batches(draft: Draft, sampled: bool) -> float:
+    """Prompts of a step, minibatches, length and warm-up, from what TRL counts. Returns the updates of a step."""
     settings = draft.settings
     asked = settings.key("num_processes nproc_per_node")
     devices = draft.devices or draft.number("num_processes nproc_per_node", 1)
@@ -89,9 +116,10 @@ def _batches(draft: Draft, sampled: bool) -> None:
     betas = draft.value("adam_beta1", 0.9), draft.value("adam_beta2", 0.999)
     if betas != (0.9, 0.999):
         draft.put("optimizer.betas", list(betas), "adam_beta1, adam_beta2")
+    return updates
 
 
-def _data(draft: Draft, task: str, sampled: bool) -> None:
+def _data(draft: Draft, task: str, prompt: str, reference: str | None) -> None:
     """The `task:` section: a data set, its splits and columns."""
     settings, name = draft.settings, "data_files dataset_name dataset_id_or_path"
     mixed = settings.take("dataset_mixture.datasets")
@@ -116,9 +144,8 @@ def _data(draft: Draft, task: str, sampled: bool) -> None:
         if settings.key("dataset_prompt_column system_prompt"):
             draft.put("task.prompts", "chat", "the question is a message")
         column = "dataset_prompt_column dataset_text_field"
-        draft.put("task.prompt", draft.value(column, "prompt"), draft.where(column))
-        references = (None, "functions read columns") if sampled else ("completion", "TRL's name")
-        draft.put("task.references", *references)
+        draft.put("task.prompt", draft.value(column, prompt), draft.where(column))
+        draft.put("task.references", reference, "TRL's name" if reference else "functions read columns")
     made = [f"{key[4:]} ({one.where})" for key, one in settings.given.items() if key[:4] == "def " and not one.value]
     if made and any(isinstance(one.value, Code) and ".map(" in one.value for one in settings.given.values()):
         draft.differs.append(f"the script prepares its rows by functions of its own: {', '.join(made)}")

@@ -19,6 +19,9 @@ def fill(draft: Draft) -> None:
         draft.put("task.test_path", held_out, draft.where(HELD_OUT))
     if draft.get("policy.lora_rank"):
         draft.fill("lora")
+    if not draft.get("evaluation.temperature"):
+        for cut in ("top_p", "top_k"):  # without effect at temperature 0, and refused here
+            draft.recipe["evaluation"].pop(cut, None)
     if draft.get("optimizer.warmup_ratio"):
         del draft.recipe["optimizer"]["warmup"]
     batch = draft.number("data.train_batch_size", 256 if supervised else 1024)

@@ -1,7 +1,7 @@
 // Filters of answers as words: "truncated", "-truncated", "score<0.5", "length>=100", "reward/final_answer=1", "error".
 // The same meaning as in search.py.
 
-const WORD = /^(-?)([A-Za-z_][\w./ -]*?)(?:(<=|>=|!=|<|>|=)(-?[\d.]+(?:e-?\d+)?))?$/i;
+const WORD = /^(-?)([A-Za-z_][\w./ -]*?)(?:(<=|>=|!=|<|>|=)(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?))?$/i;
 const TESTS = {
   "<": (one, other) => one < other,
   "<=": (one, other) => one <= other,
