@@ -114,7 +114,7 @@ def _meant(word: str) -> str:
 def _as_override(words: Sequence[str], given: argparse.Namespace) -> str | None:
     """For an option that is a key of recipes, how that is written; None for other words."""
     name, _, value = words[0].lstrip("-").partition("=")
-    name, value = name.replace("-", "_"), value or next((word for word in words[1:] if word[0] != "-"), "VALUE")
+    name, value = name.replace("-", "_"), value or next((word for word in words[1:] if word[:1] != "-"), "VALUE")
     keys = [key for key in recipe_keys({}) if f".{key}".endswith(f".{name}")] if words[0].startswith("--") else []
     if not keys or not hasattr(given, "overrides"):
         return None

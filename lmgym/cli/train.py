@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe, refuse_out
+from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
+from lmgym.logs.run_folders import is_run
 
 if TYPE_CHECKING:
     from lmgym.config.schema import Config
@@ -31,8 +33,8 @@ def run(given: argparse.Namespace) -> int:
     """Train. The exit status is 130 if Ctrl-C stopped it, 75 if another rank has gone, and under torchrun 70
     after an exception that nobody foresaw."""
     with quick_imports():
-        from lmgym.config.build import check_same_recipe
         from lmgym.config.packaged import find_recipe
+        from lmgym.config.same_recipe import check_same_recipe
         from lmgym.distributed.launch import CRASHED, RANK_LOST
         from lmgym.distributed.process_group import ranks_of_environment
         from lmgym.distributed.ranks import RankLost, ranks_started
@@ -50,6 +52,8 @@ def run(given: argparse.Namespace) -> int:
     together = given.ranks != 1 or given.restarts or ranks_started() > 1
     if several and together:
         raise LmgymError("runs: trains several runs, each in one process; give --ranks and --restarts to a single run")
+    if what.is_dir() and recipe.is_file():
+        _check_kind(what, read_yaml(recipe).get("runs") is not None, several is not None)
     if several and what.is_dir():
         refuse_out(what, given.overrides)
         return train_all(several, what, changed=bool(given.overrides))
@@ -78,6 +82,15 @@ def run(given: argparse.Namespace) -> int:
             print(traceback.format_exc(), end="", file=sys.stderr)
             os._exit(CRASHED)
     return 0 if is_finished(config) else 130
+
+
+def _check_kind(folder: Path, holds_several: bool, several: bool) -> None:
+    """Raise LmgymError for several runs in the folder of one, or one in that of several: either loses what is there."""
+    here, asked = ("several runs", "one") if holds_several else ("one run", "several")
+    if holds_several != several and (holds_several or is_run(folder)):
+        raise LmgymError(
+            f"{folder} is the folder of {here}; for {asked}, name {folder / 'recipe.yaml'}, with another out="
+        )
 
 
 def _leave(error: LmgymError, status: int) -> NoReturn:

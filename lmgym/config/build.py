@@ -6,7 +6,7 @@ inheritance between files. The resolved tree, with every default written out, is
 import dataclasses
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,9 +14,9 @@ from annotated_types import Ge
 
 from lmgym.algorithms.base import Algorithm
 from lmgym.config.packaged import find_recipe
-from lmgym.config.schema import DEFAULT, STAGE_KEYS, Config, Stage
+from lmgym.config.schema import STAGE_KEYS, Config, Stage
 from lmgym.config.together import check_together
-from lmgym.config.yaml import NAMED, apply_override, check_heard, merge, read_yaml, write_yaml
+from lmgym.config.yaml import DEFAULT, NAMED, apply_override, check_heard, merge, read_yaml, write_yaml
 from lmgym.core import registry
 from lmgym.core.constraints import FormerKey, Rule
 from lmgym.core.errors import LmgymError, warn
@@ -87,30 +87,16 @@ def build_config(tree: Mapping[str, Any]) -> Config:
 
 def resolved(config: Config) -> dict[str, Any]:
     """The plain tree of a config with every default written out; itself a recipe."""
-    return plain(config)
+    tree: dict[str, Any] = plain(config)
+    for stage in tree["stages"]:
+        if stage["epochs"] is not None:  # which say how many steps it makes
+            del stage["steps"]
+    return tree
 
 
 def dump(config: Config) -> str:
     """The resolved tree as YAML."""
     return write_yaml(resolved(config))
-
-
-def check_same_recipe(config: Config, recipe: str) -> None:
-    """Raise LmgymError where `out` holds a run of another recipe; the same one resumes. `recipe` is its name."""
-    there = Path(config.out or "") / "recipe.yaml"
-    if not there.is_file():
-        return
-    begun = load_config(there)
-    steps = {stage.name: stage.steps for stage in begun.stages}  # of a stage with epochs known since it began
-    stages = [
-        replace(stage, epochs=None, steps=steps.get(stage.name, stage.steps)) if stage.epochs else stage
-        for stage in config.stages
-    ]
-    if dump(begun) != dump(replace(config, stages=stages)):
-        raise LmgymError(
-            f"{config.out} holds a run of another recipe than {recipe}; go on with it by `lmgym train {config.out} "
-            "key=value`, or choose another out="
-        )
 
 
 def build(cls: Any, tree: Any, where: str) -> Any:
@@ -184,11 +170,15 @@ def _stages(tree: Mapping[str, Any]) -> list[Stage]:
             raise LmgymError(f"stages.{number} must be a mapping of keys to values")
         where = f"stages.{own.get('name', number)}." if given else ""
         for tree, place in ((base, ""), (own, where)):
-            if tree.get("epochs") is not None and "steps" in tree:
-                raise LmgymError(f"'{place}steps' and '{place}epochs' say the same twice; remove one of them")
+            if tree.get("epochs") is not None and tree.get("steps") is not None:
+                twice = f"'{place}steps' and '{place}epochs' say the same twice"
+                raise LmgymError(f"{twice}; remove one of them, or set it to null")
         if own.get("steps") is not None:
             own = {"epochs": None, **own}
-        stage = build(Stage, merge(base, own), where)
+        whole = merge(base, own)
+        if whole.get("epochs") is not None and whole.get("steps") is None:
+            whole.pop("steps", None)
+        stage = build(Stage, whole, where)
         if not stage.task and not getattr(registry.get("env", stage.env["name"]), "needs_data", True):
             stage.task = {"name": "episodes"}
         stages.append(stage)

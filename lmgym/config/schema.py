@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 
 from lmgym.algorithms.base import Algorithm
+from lmgym.config.yaml import DEFAULT
 from lmgym.core import registry
 from lmgym.core.constraints import FINITE, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rule, Share
 from lmgym.core.errors import LmgymError
@@ -22,8 +23,6 @@ from lmgym.rollouts.evaluate import EvaluationSection
 from lmgym.rollouts.sources import Source, source_of
 from lmgym.tasks.curriculum import CurriculumSection
 from lmgym.updates.optimizer import OptimizerSection
-
-DEFAULT = {"algorithm": "grpo", "env": "single_turn"}  # for a section without a name, such as {group_size: 4}
 
 
 @dataclass(kw_only=True)
@@ -82,7 +81,7 @@ class Stage(Section):
     curriculum: CurriculumSection | None = None
     """Leaves out prompts that are always or never solved, for a while (docs/tasks.md)."""
     steps: PositiveInt = field(default=100, metadata=FREE)  # recorded with a learning rate that depends on it
-    epochs: PositiveFloat | None = None
+    epochs: Annotated[float, Gt(0), FINITE, Rule("it must be above 0")] | None = None
     """In place of steps: how often each of the task's rows comes. The run writes down the steps that it makes."""
     max_draws: PositiveInt = field(default=4, metadata=RECORDED)
     """Most times that a step draws prompts, for an algorithm that rejects groups."""

@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from lmgym.config.schema import DEFAULT, Config, Stage
+from lmgym.config.schema import Config, Stage
+from lmgym.config.yaml import DEFAULT
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.functional.distribution_sums import SUMS

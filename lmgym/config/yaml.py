@@ -2,6 +2,8 @@
 
 Nothing here knows what the keys mean; config.py builds the typed tree."""
 
+import json
+import shlex
 from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ MOST_EXPANDED = 10**6
 MOST_BITS = 1024  # of a whole number
 DEEPEST = 50  # levels of sections and lists; whatever walks a recipe may then do so by recursion
 NAMED = ("algorithm", "env", "task")  # sections that may be written as a name alone
+DEFAULT = {"algorithm": "grpo", "env": "single_turn"}  # for a section without a name, such as {group_size: 4}
 PARTS = ("credit", "surrogate", "correction", "tokens", "episode")  # so may these, inside of `algorithm`
 
 
@@ -71,6 +74,9 @@ def apply_override(tree: dict[str, Any], override: str, stage_keys: Collection[s
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         shown = shortened(text, LONGEST_MESSAGE // 2)
         raise LmgymError(f"override {key}: '{shown}' is not a YAML value") from error
+    if _ends_in_comment(text):
+        quoted = shlex.quote(f"{key}={json.dumps(text.strip(), ensure_ascii=False)}")
+        raise LmgymError(f"override {key}: in YAML a comment begins at the last ' #'; for a text, write {quoted}")
     set_key(tree, key, value, stage_keys)
 
 
@@ -86,16 +92,37 @@ def set_key(tree: dict[str, Any], key: str, value: Any, stage_keys: Collection[s
         else:
             if isinstance(node.get(part), str) and part in (*NAMED, *PARTS):
                 node[part] = {"name": node[part]}  # `task: gsm8k` grows into a section
-            node = node.setdefault(part, {})
+            if node.get(part) is None:  # so does `early_stop: null`, which the recipe of a run says
+                node[part] = {}
+            node = node[part]
         if not isinstance(node, (dict, list)):
             raise LmgymError(f"override {key}: '{'.'.join(parents[: depth + 1])}' is a value, not a section")
+    if isinstance(node, list) and parents != ["stages"]:
+        whole = ".".join(parents)
+        raise LmgymError(f"override {key}: '{whole}' is a list; write all of it, such as {whole}=[a, b]")
     if isinstance(node, list):
         raise LmgymError(f"override {key}: name a key inside the stage, such as stages.{last}.steps")
     node[last] = value
 
 
+def own_key(tree: Mapping[str, Any], key: str) -> str:
+    """A dotted key in the one way to write it: stages by number, and none where there is only one stage.
+
+    Example: own_key({"stages": [{"name": "rl"}]}, "stages.rl.steps") -> "steps" """
+    stages, parts = tree.get("stages"), key.split(".")
+    if parts[0] != "stages" or len(parts) < 3 or not isinstance(stages, list):
+        return key
+    try:
+        number = str(_stage_index(stages, parts[1], key))
+    except LmgymError:
+        return key
+    return ".".join(parts[2:] if len(stages) == 1 else ["stages", number, *parts[2:]])
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections merge key by key; a section with another `name`, and `rewards`, replace the base's."""
+    """Sections merge key by key; a section with another `name`, and `rewards`, replace the base's. The base's
+    algorithm or environment without a name has that of `DEFAULT`; its optimizer, or part of an algorithm, without one
+    goes with any."""
     merged = dict(base)
     for key, value in over.items():
         named = key in NAMED or key in PARTS
@@ -103,22 +130,32 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         new = {"name": value} if named and isinstance(value, str) else value
         merged[key] = new
         if isinstance(old, dict) and isinstance(new, dict) and key != "rewards":
-            merged[key] = merge(old, new) if new.get("name") in (None, old.get("name")) else new
+            name = old.get("name") or DEFAULT.get(key)
+            goes_over = new.get("name") in (None, name) or (name is None and key not in NAMED)
+            merged[key] = merge(old, new) if goes_over else new
     return merged
 
 
 def check_heard(tree: Mapping[str, Any], overrides: list[str], stage_keys: Collection[str]) -> None:
     """Refuse a top-level override that every stage answers with a value of its own, rather than ignore it."""
     stages = tree.get("stages") or []
-    base = {key: value for key, value in tree.items() if key in stage_keys}
     for key in dict.fromkeys(override.partition("=")[0] for override in overrides):
-        path = key.split(".")
-        if path[0] not in stage_keys or len(stages) < 2:
-            continue
-        if all(_at(merge(base, stage), path) != _at(base, path) for stage in stages):
+        # Where there is only one stage, `set_key` has set the key there.
+        if len(stages) > 1 and is_unheard(tree, key, stage_keys):
             names = [stage.get("name", number) for number, stage in enumerate(stages)]
             keys = " or ".join(f"stages.{name}.{key}" for name in names)
             raise LmgymError(f"override {key}: every stage sets its own; write {keys}")
+
+
+def is_unheard(tree: Mapping[str, Any], key: str, stage_keys: Collection[str]) -> bool:
+    """True if every stage has a value of its own in place of that at the top of the recipe.
+
+    Example: is_unheard({"steps": 9, "stages": [{"steps": 2}]}, "steps", STAGE_KEYS) -> True"""
+    stages, path = tree.get("stages"), key.split(".")
+    if path[0] not in stage_keys or not isinstance(stages, list) or not stages:
+        return False
+    base = {key: value for key, value in tree.items() if key in stage_keys}
+    return all(isinstance(own, dict) and _at(merge(base, own), path) != _at(base, path) for own in stages)
 
 
 def write_yaml(tree: Mapping[str, Any]) -> str:
@@ -137,11 +174,18 @@ def _at(tree: Any, path: list[str]) -> Any:
     return tree
 
 
+def _ends_in_comment(text: str) -> bool:
+    """True if the end of a YAML text is a comment. Whoever writes `#### and the number` means a text."""
+    tokens = list(yaml.scan(text))
+    ends = [token.end_mark.index for token in tokens if token.end_mark.index > token.start_mark.index]
+    return text[max(ends, default=0) :].lstrip().startswith("#")
+
+
 def _stage_index(stages: list[Any], part: str, key: str) -> int:
     names = [str(stage.get("name", n)) if isinstance(stage, dict) else str(n) for n, stage in enumerate(stages)]
     if part in names:
         return names.index(part)
-    if part.isdigit() and int(part) < len(stages):
+    if part.isdecimal() and int(part) < len(stages):
         return int(part)
     raise LmgymError(f"override {key}: there is no stage '{part}'; {suggest(part, names)}")
 

@@ -113,13 +113,17 @@ def suggest(word: str, valid: Iterable[str]) -> str:
 
 def load_plugin(plugin: str) -> None:
     """Import a module (by dotted name) or a file (by path), so that its `@register` decorators run. A file finds the
-    modules next to it. Raises LmgymError if there is no such module or file."""
+    modules next to it. Raises LmgymError if there is no such module or file, and for a second file of the same name."""
     if plugin.endswith(".py"):
         path = Path(plugin)
         if not path.is_file():
             raise LmgymError(f"plugins: there is no file {plugin}{nearby(path)}")
         name = PLUGIN_FILE + path.stem
         if name in sys.modules:
+            loaded = Path(sys.modules[name].__file__ or "").resolve()
+            if loaded != path.resolve():
+                both = f"{plugin} and {loaded}, which this process has loaded, have the same file name"
+                raise LmgymError(f"plugins: {both}; rename one of them")
             return
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None

@@ -74,7 +74,10 @@ def compare_groups(
     names = [name for name in every[0] if all(name in run for run in every) and not (name == "reward" and unlike)]
     if metric is not None and metric not in names:
         raise LmgymError(f"--metric is '{metric}'; {suggest(metric, names)}")
-    counts = {run["reward"]["count"] for run in every}
+    if not names:
+        raise LmgymError(f"the runs of {first} and {second} have no metric in common on split '{split}'")
+    counted = "reward" if all("reward" in run for run in every) else names[0]  # a reward model has none
+    counts = {run[counted]["count"] for run in every}
     if len(counts) > 1:
         raise LmgymError(f"the runs were evaluated on different numbers of prompts: {sorted(counts)}")
     # 3. Their differences, seed by seed.

@@ -50,7 +50,7 @@ def check_same_question(one: NamedModel, other: NamedModel) -> None:
         homes = {key: "sampling" if key.startswith("stop") else "evaluation" for key in decoding if key != "kept_gib"}
         question = {f"{home}.{key}": decoding[key] for key, home in homes.items()}
         question |= {f"evaluation.{key}": getattr(section, key) for key in ("split", "samples", "examples")}
-        questions.append(question | {"env": stage.env, "policy.compute": side.compute})
+        questions.append(question | {"evaluation.env": section.env or stage.env, "policy.compute": side.compute})
     for key, value in questions[0].items():
         if key == "policy.compute" and None in (value, questions[1][key]):
             continue  # it computes in the other one's precision
@@ -92,7 +92,9 @@ def common_rewards(one: NamedModel, other: NamedModel) -> tuple[list[Reward], li
     weights: list[dict[str, float]] = []
     for side in (one, other):
         stage, weights_of_side = side.config.stages[-1], {}
-        for name, value in {**stage.rewards, **side.config.evaluation.metrics}.items():
+        # A metric with the name of a reward is that reward, as while it trains: the reward's section has the weight.
+        metrics = {name: own for name, own in side.config.evaluation.metrics.items() if name not in stage.rewards}
+        for name, value in {**stage.rewards, **metrics}.items():
             arguments = dict(value) if isinstance(value, Mapping) else {"weight": value}
             weight = arguments.pop("weight", 1.0)
             if name in stage.rewards:

@@ -10,10 +10,10 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
-from lmgym.config.yaml import check_heard, set_key
+from lmgym.config.yaml import check_heard, is_unheard, own_key, set_key
 from lmgym.core.errors import LmgymError
 
 SEED = "seed"
@@ -42,7 +42,8 @@ def expand(
     `sweep` has a list of values under each dotted key (or under nested keys); `seeds` are values of the key "seed".
     `stage_keys` are the keys that may be written without the name of the only stage, as in `key=value` overrides. The
     values of `expand` may be sections that contain `expand` again; then each of their combinations is a value. Raises
-    LmgymError for an empty list or something else than a list, a repeated value or key, and a key that the tree lacks.
+    LmgymError for an empty list or something else than a list, a repeated value or key, a key inside of another one,
+    and a key that the tree lacks.
 
     Example: two seeds for each of two numbers of steps
         >>> tree = {"steps": {"expand": True, "values": [20, 40]}}
@@ -58,6 +59,10 @@ def expand(
     for inline, base in _alternatives(tree, ""):
         for key in axes:
             _once(key, inline)
+        _check_apart([*axes, *inline], base)
+        for key in inline:
+            if is_unheard(base, key, stage_keys):
+                raise LmgymError(f"runs: every stage sets {key} itself, so the values at the top change nothing")
         for values in product(*axes.values()):
             settings = dict(zip(axes, values, strict=True))
             variant = copy.deepcopy(base)
@@ -185,6 +190,22 @@ def _values(given: Any, where: str) -> list[Any]:
     if not isinstance(values, list) or not values:
         raise LmgymError(f"{where}: the values must be a list of at least one, not {values!r}")
     return values
+
+
+def holds(outer: str, inner: str) -> bool:
+    """True if a dotted key is the other one, or the section that it is in.
+
+    Example: holds("algorithm", "algorithm.group_size") -> True"""
+    return f"{inner}.".startswith(f"{outer}.")
+
+
+def _check_apart(keys: Sequence[str], tree: Mapping[str, Any]) -> None:
+    """Raise LmgymError for two keys that change the same value: the later one would undo the other."""
+    for one, other in permutations(keys, 2):
+        if holds(own_key(tree, one), own_key(tree, other)):
+            raise LmgymError(
+                f"runs: {one} and {other} both have values, and set the same thing; write all of it as values of {one}"
+            )
 
 
 def _once(key: str, others: Collection[str]) -> None:

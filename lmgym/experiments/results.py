@@ -123,7 +123,8 @@ def seeds_table(members: Sequence[Member], summaries: Mapping[str, Any]) -> Tabl
         rows.append((name, before, str(_over(after[name] for after in afters)), *cells))
     heads = [f"seed {seed}" for seed in seeds] if len(seeds) <= SEEDS_SHOWN else [f"seeds {', '.join(seeds)}"]
     after = summaries[members[0].label]["after"]
-    counts = f"{after['results']['reward']['count']} prompts of {after['split']}"
+    # The reward comes first, if there is one: a reward model has none. `evaluation: null` has nothing.
+    counts = next((f"{one['count']} prompts of {after['split']}" for one in after["results"].values()), "no evaluation")
     title = f"{len(seeds)} seeds, {counts}: mean over seeds [95% interval, Student's t, shares within 0 and 1]"
     return Table(title, ("metric", "before", "after", *heads), rows)
 

@@ -2,13 +2,15 @@
 
 import glob
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
+from lmgym.logs.records import rename_evaluations
 from lmgym.logs.run_folders import runs_in
+from lmgym.logs.run_state import is_locked
 
 APART = ("seed", "out")  # what the runs of a group may differ in
 
@@ -33,7 +35,7 @@ def seed_group(name: str) -> dict[int, Path] | None:
     for run, recipe in zip(runs, recipes, strict=True):
         if (seed := recipe.get("seed", 0)) in found:
             raise LmgymError(f"{name}: {found[seed]} and {run} both have seed {seed}; a seed counts once")
-        if not (run / "summary.json").is_file():
+        if not _is_finished(run, recipe):
             raise LmgymError(f"{run} is not finished; go on with `lmgym train {run}`, or leave it out by a glob")
         found[seed] = run
     return found
@@ -54,6 +56,18 @@ def common_seeds(first: dict[int, Path], second: dict[int, Path]) -> tuple[list[
         for seed in sorted(group.keys() - other.keys())
     ]
     return common, notes
+
+
+def _is_finished(run: Path, recipe: Mapping[str, Any]) -> bool:
+    """Whether the summary of a run is about the last step of its recipe, or about an early stop: a run that is trained
+    further keeps the summary of before until it ends."""
+    try:
+        last, text = recipe["stages"][-1], (run / "summary.json").read_text(encoding="utf-8")
+        summary = rename_evaluations(json.loads(text))
+        ended = summary["after"]["step"] >= last["steps"] or summary.get("stop") is not None
+        return ended and summary["after"].get("stage") in (None, last["name"]) and not is_locked(run / ".lock")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
 
 
 def _check_one_setting(name: str, runs: Sequence[Path], recipes: Sequence[dict[str, Any]]) -> None:

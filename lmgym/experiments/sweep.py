@@ -9,17 +9,18 @@ import json
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from lmgym.config.build import build_config, resolved
 from lmgym.config.schema import STAGE_KEYS, Config
-from lmgym.config.yaml import apply_override, check_heard, read_yaml, write_yaml
+from lmgym.config.yaml import apply_override, check_heard, load_yaml, own_key, read_yaml, write_yaml
 from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError, describe
 from lmgym.core.registry import suggest
 from lmgym.core.validation import Section, check_arguments
-from lmgym.experiments.grid import SEED, expand, expands, flat, says_expand
+from lmgym.experiments.grid import SEED, expand, expands, flat, holds, says_expand
 from lmgym.experiments.parallel_runs import train_in_parallel
 from lmgym.experiments.results import Member, report
 from lmgym.logs.console import Console
@@ -28,6 +29,7 @@ from lmgym.rewards.building import available_metrics
 from lmgym.rollouts.evaluate import SELECTED
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.loop import train
+from lmgym.training.setup import count_epochs, training_examples
 
 ALWAYS = ("reward", "length/mean", "truncated", "reference_nll")  # metrics that no section names
 
@@ -81,13 +83,7 @@ def plan(path: Path, overrides: Sequence[str] = ()) -> Plan | None:
         raise LmgymError(f"{path}: {error}") from error
     base = {key: value for key, value in tree.items() if key != "runs"}
     check_heard(base, list(overrides), STAGE_KEYS)
-    # An override of a swept key would have no effect.
-    swept = {key for key, _ in flat(planned.section.sweep)} | {SEED for _ in planned.section.seeds}
-    for key in (override.partition("=")[0] for override in overrides):
-        if key in swept:
-            raise LmgymError(
-                f"override {key}: the recipe's 'runs' gives it values of its own; override those, or drop it"
-            )
+    _check_swept(tree, overrides, planned)
     return planned
 
 
@@ -118,12 +114,28 @@ def plan_tree(tree: dict[str, Any]) -> Plan:
             "runs.sweep chooses by evaluation.split, and that is 'test', whose numbers would then mean nothing; write "
             "evaluation: {split: validation, final_split: test}"
         )
-    metric = section.metric or _first_metric(members[0].config)
+    metric = section.metric or _metrics(members[0].config)[0]
     if metric == "reference_nll" and "mode" not in given:
         section.mode = "min"
     for member in members:
         _check_metric(metric, member.config)
     return Plan(section, {**base, "runs": given}, tree.get("out"), members, metric)
+
+
+def _check_swept(tree: dict[str, Any], overrides: Sequence[str], planned: Plan) -> None:
+    """Raise LmgymError for an override of a key that is swept, or of one inside: it would have no effect."""
+    swept = {key for key, _ in flat(planned.section.sweep)} | {SEED for _ in planned.section.seeds}
+    swept |= {key for member in planned.members for key in member.settings}
+    for override in overrides:
+        key, _, text = override.partition("=")
+        if expands(value := load_yaml(text)):  # these are the values
+            continue
+        for given, other in product([key, *(below for below, _ in flat({key: value}))], sorted(swept)):
+            if holds(own_key(tree, other), own_key(tree, given)):
+                whose = "it" if key == other else other
+                raise LmgymError(
+                    f"override {key}: the recipe's 'runs' gives {whose} values of its own; override those, or drop it"
+                )
 
 
 def _keep_test_apart(tree: dict[str, Any]) -> None:
@@ -134,15 +146,17 @@ def _keep_test_apart(tree: dict[str, Any]) -> None:
         section.setdefault("final_split", "test")
 
 
-def _first_metric(config: Config) -> str:
+def _metrics(config: Config) -> list[str]:
+    """What an evaluation says, the first reward first. A reward model answers nothing, so no reward is asked."""
     last = config.stages[-1]
-    names = [*last.rewards, *available_metrics(config.evaluation.metrics)]
-    return next(iter(names), last.source.metric)
+    if not last.algorithm.requirements.makes_policy:
+        return [last.source.metric]
+    return [*last.rewards, *available_metrics(config.evaluation.metrics), last.source.metric, *ALWAYS]
 
 
 def _check_metric(metric: str, config: Config) -> None:
-    known = {*config.stages[-1].rewards, *available_metrics(config.evaluation.metrics), *ALWAYS}
-    if SELECTED.sub("", metric) not in known:
+    known = {*_metrics(config)}
+    if SELECTED.sub("", metric.removesuffix("/corpus")) not in known:
         raise LmgymError(f"runs.metric is '{metric}'; {suggest(metric, known)}")
 
 
@@ -207,6 +221,7 @@ def is_finished(config: Config) -> bool:
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         state = checkpoint.read_state(checkpoint.all_checkpoints(folder / "checkpoints")[-1])
+        _count_epochs(config)
         # The same recipe, trained to its last step or stopped early, with its final model.
         same = _apart_from_out(read_yaml(folder / "recipe.yaml")) == _apart_from_out(resolved(config))
         ended = state["step"] >= config.stages[-1].steps or state["progress"].get("stop") is not None
@@ -236,7 +251,20 @@ def _one_by_one(todo: Sequence[Member], console: Console) -> tuple[dict[str, str
 
 def _holds_another(member: Member) -> bool:
     path = member.folder / "recipe.yaml"
-    return path.is_file() and _apart_from_out(read_yaml(path)) != _apart_from_out(resolved(member.config))
+    if not path.is_file():
+        return False
+    there, here = read_yaml(path), _apart_from_out(resolved(member.config))
+    if _apart_from_out(there) == here:  # with its epochs: a run that failed before it began
+        return False
+    _count_epochs(member.config)
+    return _apart_from_out(there) != _apart_from_out(resolved(member.config))
+
+
+def _count_epochs(config: Config) -> None:
+    """Set the steps of stages with epochs, as a run does that begins: its folder has them in place of the epochs."""
+    for stage in config.stages:
+        if stage.epochs is not None:
+            count_epochs(stage, training_examples(config, stage))
 
 
 def _same_base(folder: Path, planned: Plan) -> bool:

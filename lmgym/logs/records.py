@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.types import Episode, Turn
+from lmgym.types import Episode, Turn, recipe_spans
 
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
@@ -131,21 +131,22 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     (tokens), mean number of turns (if any episode has several), the shares of truncated and of selected episodes, the
     shares that filled the model's context and whose environment failed (if any), the means of the numbers in
     `Turn.info`, and the share of groups with equal scores, from which a group baseline learns nothing. What was not
-    judged is in no mean of a reward; its shares are "unjudged" (by no reward) and "unjudged/NAME" (by this reward).
+    judged is in no mean of a reward; its shares are "unjudged" (by no reward) and "unjudged/NAME" (by this reward). An
+    episode whose environment failed counts as one, with what it has noted, and is in none of the other means.
 
     Example: {"answers": 256.0, "reward": 0.53, "reward/final_answer": 0.5, "length/mean": 4.2, "length/max": 8.0, ...}
     """
-    count = len(episodes)
-    lengths = [sampled_tokens([episode]) for episode in episodes]
+    count, whole = len(episodes), [episode for episode in episodes if not episode.error]
+    lengths = [sampled_tokens([episode]) for episode in whole]
     # Scores of each group, for the share of groups without a difference.
     scores: dict[int, list[float]] = {}
-    judged = [episode for episode in episodes if episode.judged]
+    judged = [episode for episode in whole if episode.judged]
     for episode in judged:
         scores.setdefault(episode.group, []).append(episode.score)
     groups = list(scores.values())
     components: dict[str, list[float]] = {}  # what a reward function notes, it may note of some answers only
-    unjudged = Counter({"unjudged": count - len(judged)} if len(judged) < count else {})
-    for name, number in (item for episode in episodes for item in episode.reward_components.items()):
+    unjudged = Counter({"unjudged": len(whole) - len(judged)} if len(judged) < len(whole) else {})
+    for name, number in (item for episode in whole for item in episode.reward_components.items()):
         if number is None:
             unjudged[f"unjudged/{name}"] += 1
         else:
@@ -154,18 +155,18 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "answers": float(count),
         "reward": sum(episode.score for episode in judged) / len(judged) if judged else math.nan,
         **{f"reward/{name}": sum(values) / len(values) for name, values in components.items()},
-        **{name: number / count for name, number in unjudged.items()},
-        "length/mean": sum(lengths) / count,
-        "length/max": float(max(lengths)),
-        "truncated": sum(episode.truncated for episode in episodes) / count,
-        **({"truncated/context": full / count} if (full := sum(e.overflowed for e in episodes)) else {}),
+        **{name: number / len(whole) for name, number in unjudged.items()},
+        "length/mean": sum(lengths) / len(whole) if whole else math.nan,
+        "length/max": float(max(lengths, default=math.nan)),
+        "truncated": sum(episode.truncated for episode in whole) / len(whole) if whole else math.nan,
+        **({"truncated/context": full / len(whole)} if (full := sum(e.overflowed for e in whole)) else {}),
         "selected": sum(episode.selected for episode in episodes) / count,
         **({"environment_errors": broken / count} if (broken := sum(bool(e.error) for e in episodes)) else {}),
-        **({"turns/mean": turns / count} if (turns := sum(len(e.turns) for e in episodes)) > count else {}),
+        **({"turns/mean": turns / len(whole)} if (turns := sum(len(e.turns) for e in whole)) > len(whole) else {}),
         **{f"environment/{name}": sum(values) / len(values) for name, values in environment_numbers(episodes).items()},
         **(
             {"zero_variance_groups": sum(min(g) == max(g) for g in groups) / len(groups)}
-            if 0 < len(groups) < count
+            if 0 < len(groups) < len(judged)
             else {}
         ),
     }
@@ -219,12 +220,15 @@ def version_parts(episode: Episode) -> list[tuple[int, int]]:
 
 def rollout_record(episode: Episode) -> dict[str, Any]:
     """An episode as a record of rollouts.jsonl: texts, sampled ids, rewards, and why each turn stopped. What was not
-    judged has None for its score or the reward."""
+    judged has None for its score or the reward. `recipe_spans` says how the model was asked (`with_recipe_spans`), of
+    every text: one without spans went through the chat template."""
+    spans = recipe_spans(episode.example.prompt)
     return {
         "example": episode.example.id,
         "group": episode.group,
         "index": episode.index,
         "prompt": episode.example.prompt,
+        **({"recipe_spans": spans} if spans or isinstance(episode.example.prompt, str) else {}),
         "references": list(episode.example.references),
         "turns": [_turn_record(turn) for turn in episode.turns],
         "reward_components": episode.reward_components,

@@ -20,8 +20,11 @@ def run_state(folder: Path, stage: str | None, steps: int) -> str:
     if is_locked(folder / ".lock"):
         return "running"
     try:
-        after = _summary(folder)["after"]
+        summary = _summary(folder)
+        after = summary["after"]
         same = steps == 0 or (stage in (None, after["stage"]) and after["step"] == steps)
+        # A last stage that its first evaluation stopped has recorded no step.
+        same = same or (after["step"] == 0 and summary.get("stop") is not None)
     except (LmgymError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return "unfinished"
     return "finished" if same else "unfinished"

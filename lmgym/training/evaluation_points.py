@@ -219,15 +219,15 @@ def _stop_early(stage: StageRun, results: dict[str, Interval]) -> None:
 
 def _value(stage: StageRun, results: dict[str, Interval], metric: str, key: str) -> float | None:
     """The metric by which a `key` of the recipe decides; None, with a warning, if no answer of this evaluation was
-    judged by it. Raises LmgymError if no evaluation has it."""
-    if metric in results:
+    judged by it, or if it is NaN. Raises LmgymError if no evaluation has it."""
+    if metric in results and not math.isnan(results[metric].mean):
         return results[metric].mean
     reward = metric.partition("/")[0]
-    if f"unjudged/{reward}" not in results and not (reward == "reward" and "unjudged" in results):
+    known = metric in results or f"unjudged/{reward}" in results
+    if not known and not (reward == "reward" and "unjudged" in results):
         raise LmgymError(f"{key} is '{metric}'; {registry.suggest(metric, results)}")
-    stage.run.console.warn(
-        f"evaluation after {stage.step} steps: {key} decides nothing, since '{metric}' has no answer"
-    )
+    why = "is not a number" if metric in results else "has no answer"
+    stage.run.console.warn(f"evaluation after {stage.step} steps: {key} decides nothing, since '{metric}' {why}")
     return None
 
 

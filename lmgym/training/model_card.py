@@ -4,6 +4,7 @@ The card is written from the run folder: the resolved recipe, and the evaluation
 intervals. It claims nothing that the run has not measured."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from lmgym.models.reward_model import facts_of_base, save_reward_model
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import Machine, choose_machine
 from lmgym.training.setup import newest_model
+
+HOMES = ("~/", "/home/", "/Users/", "/root/")  # what is below them names a person
 
 
 def export(
@@ -190,9 +193,18 @@ def _interval(record: Mapping[str, Any], name: str) -> str:
 
 
 def _public(tree: Any) -> Any:
-    """A recipe without the folders of this machine: of an absolute path only the last name."""
+    """A recipe without the folders of this machine: of a path from the root or the home folder only the last name."""
     if isinstance(tree, dict):
         return {key: _public(value) for key, value in tree.items() if key != "out"}
     if isinstance(tree, list):
         return [_public(value) for value in tree]
-    return Path(tree).name if isinstance(tree, str) and tree.startswith(("/", "~")) and len(tree) > 1 else tree
+    return Path(tree).name if isinstance(tree, str) and _is_path(tree) else tree
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text of a recipe is a path from the root or the home folder, and not `/no_think Is 3/4 more?`: it is
+    there, it is below a home folder, or it has two names or more and no white space."""
+    if not text.startswith(("/", "~/")) or not text.strip("/~"):
+        return False
+    names, spaces = len(Path(text).parts) - 1, any(map(str.isspace, text))
+    return text.startswith(HOMES) or os.path.exists(text) or (names > 1 and not spaces)

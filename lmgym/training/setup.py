@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,9 +147,7 @@ def load_data(config: Config) -> Data:
         training = [training_examples(config, stage) for stage in config.stages]
         held_out = {split: held_out_examples(config, split) for split in sorted(splits) if config.evaluation.examples}
     for stage, examples in zip(config.stages, training, strict=True):
-        if stage.epochs is not None:
-            stage.steps = max(math.ceil(stage.epochs * len(examples) / stage.prompts_per_step), 1)
-            stage.epochs = None
+        count_epochs(stage, examples)
     for stage, examples in zip(config.stages, training, strict=True):
         if stage.source.samples:
             rewards, required = build_rewards(stage.rewards), stage.algorithm.requirements
@@ -158,6 +157,16 @@ def load_data(config: Config) -> Data:
     for examples in held_out.values():
         check_examples(held_out_rewards(config, config.stages[-1]), examples)
     return Data(training, held_out, list(dict.fromkeys(told)))
+
+
+def count_epochs(stage: Stage, examples: Sequence[Example]) -> None:
+    """Set the steps of a stage that counts epochs of these examples; of another stage nothing.
+
+    Example: 2.5 epochs of 100 rows are 32 steps of 8 prompts; the last one begins the next epoch."""
+    if stage.epochs is not None:
+        # Of the digits that the recipe has: in floats, 1.1 times 100 is more than 110.
+        prompts = Fraction(str(stage.epochs)) * len(examples)
+        stage.steps, stage.epochs = max(math.ceil(prompts / stage.prompts_per_step), 1), None
 
 
 def training_examples(config: Config, stage: Stage) -> Sequence[Example]:

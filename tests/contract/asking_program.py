@@ -81,6 +81,12 @@ def tools(task: dict[str, Any]) -> float:
     return 1.0
 
 
+def greets(task: dict[str, Any]) -> float:
+    """It begins with an answer that it has not asked for."""
+    answer([{"role": "assistant", "content": "Hello."}, user(task["prompt"])])
+    return 1.0
+
+
 def looks(task: dict[str, Any]) -> float:
     """It shows the picture of its example, in one form of a request, then one that a tool has drawn, in the other."""
     [own] = task["pictures"]

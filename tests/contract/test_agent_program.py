@@ -430,6 +430,17 @@ def test_a_request_that_the_template_refuses_costs_its_own_episode() -> None:
     assert "too many" in first.error and not second.error
 
 
+def test_so_does_a_first_request_that_the_template_refuses() -> None:
+    refusal = "{% if messages[0].role == 'assistant' %}{{ raise_exception('the user comes first') }}{% endif %}"
+    answers = [[[*ids_of("4"), chat.eos_token_id]] * 4]
+    ways, actor = ["greets", "talk"], Actor(Script(answers, [chat.eos_token_id]), chat_tokenizer(refusal + CHATML))
+    envs = InProcess(lambda: environment(ways.pop(0)))
+    first, second = collect([(0, GAME), (1, GAME)], actor, Sampling(), (0, "t"), envs)
+    envs.close()
+    assert "the user comes first" in first.error and not first.turns and not first.selected
+    assert not second.error and len(second.turns) == 2
+
+
 @pytest.mark.slow
 def test_a_run_repeats_itself_and_a_resumed_one_is_the_same(tmp_path: Path) -> None:
     one, other = (runs.run(tmp_path / name, **TRAINING) for name in ("one", "other"))

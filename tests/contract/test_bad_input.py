@@ -60,6 +60,9 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"sampling": {"temperature": 5e-324}}, [], r"sampling\.temperature is 5e-324; it must be 0 \(greedy\) or at le"),
     ({"evaluation": {"temperature": 1e-9}}, [], r"evaluation\.temperature is 1e-09; it must be 0 \(greedy\) or at"),
     ({"rewards": {"length": 1e39}}, [], r"key 'rewards\.length\.weight': must be from -3\.4e38 to 3\.4e38, .* got 1e"),
+    ({"algorithm": {"name": "ppo", "clip_high": -0.3}}, [], r"algorithm\.clip_high is -0\.3; it must be 0 or more"),
+    ({"algorithm": {"name": "ppo", "target_kl": -1}}, [], r"algorithm\.target_kl is -1"),
+    ({"algorithm": {"name": "reinforce_pp", "clip_low": -1}}, [], r"algorithm\.clip_low is -1"),
     ({"algorithm": {"name": "ppo", "clip_high": "1e300"}}, [], r"key 'algorithm\.clip_high': must be from -3\.4e38"),
     ({"optimizer": {"betas": [0.9, -1e300]}}, [], r"key 'optimizer\.betas\.1': must be from .* got -1e\+300"),
     ({"sampling": {"temperature": 0}}, [], r"sampling\.temperature is 0; training needs answers that differ"),
@@ -130,6 +133,12 @@ WRONG_RECIPES: list[tuple[dict[str, Any], list[str], str]] = [
     ({"stages": STAGES}, ["stages.rll.steps=3"], r"override stages\.rll\.steps: there is no stage 'rll'; did you"),
     ({"stages": STAGES}, ["stages.2.steps=3"], r"there is no stage '2'"),
     ({"stages": STAGES}, ["stages.rl=3"], r"override stages\.rl: name a key inside the stage"),
+    ({"stages": STAGES}, ["stages.².steps=3"], r"there is no stage '²'"),
+    ({"sampling": {"stop": ["a"]}}, ["sampling.stop.0=x"], r"'sampling\.stop' is a list; write all of it, such as sa"),
+    ({}, ["early_stop.metric=reward"], r"early_stop never stops anything"),
+    ({}, ["task.prompt_suffix=Write #### and \"it\""], r"begins .*'task\.prompt_suffix=\"Write #### and \\\\?\"it"),
+    ({}, ["task.prompt_suffix=#x"], r"comment begins at the last ' #'; for a text, write 'task\.prompt_suffix=\"#x\"'"),
+    ({}, ["task={name: arithmetic} # sums"], r"override task: in YAML a comment begins"),
     ({"stages": [{"steps": 1}, {"name": "b", "steps": 2}]}, ["steps=5"], r"override steps: every s"),
 ]  # fmt: skip
 

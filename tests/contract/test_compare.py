@@ -12,8 +12,11 @@ from lmgym.cli.main import main
 from lmgym.config.build import build_config, dump
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.compare import Comparison, compare_models
+from lmgym.experiments.compared_models import check_same_question, common_rewards
+from lmgym.experiments.named_models import NamedModel
 from lmgym.experiments.seed_groups import seed_group
 from lmgym.stats.paired import compare_paired, compare_seeds
+from lmgym.training.setup import held_out_rewards
 from tests import runs
 from tests.runs import complaint
 
@@ -140,6 +143,23 @@ def test_rewards_of_other_weights_are_compared_part_by_part(tmp_path: Path, caps
     assert not re.search(r"^  reward ", said, re.M)
 
 
+@pytest.mark.usefixtures("no_model")
+def test_training_in_another_environment_is_the_same_question() -> None:
+    section = {**EVALUATION, "env": {"name": "single_turn"}}
+    trees = [runs.tiny(evaluation=section, env={"name": "single_turn", "window": window}) for window in (1, 2)]
+    check_same_question(*(NamedModel(name, build_config(tree)) for name, tree in zip("ab", trees, strict=True)))
+
+
+def test_a_reward_that_is_a_metric_too_keeps_its_weight() -> None:
+    rewards = {"regex": {"pattern": "[0-9]", "weight": -2.0}, "words": 0.5}
+    metrics = {"regex": {"pattern": "[0-9]"}, "words": {}, "length": {"target": 6}}
+    config = build_config(runs.tiny(rewards=rewards, evaluation={**EVALUATION, "metrics": metrics}))
+    found, notes = common_rewards(NamedModel("a", config), NamedModel("b", config))
+    expected = [("regex", -2.0), ("words", 0.5), ("length", 0.0)]
+    assert [(one.name, one.weight) for one in found] == expected and not notes
+    assert [(one.name, one.weight) for one in held_out_rewards(config, config.stages[-1])] == expected
+
+
 def test_the_largest_differences_by_turns() -> None:
     values = [(0.0, 0.25), (1.0, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (0.0, 0.5)]
     rows = [
@@ -165,6 +185,8 @@ UNLIKE: list[tuple[dict[str, Any], list[str], str]] = [
     ({"evaluation": {**EVALUATION, "examples": 9}}, [], r"evaluation\.examples is 8 for the one and 9 for the other"),
     ({"evaluation": {**EVALUATION, "samples": 2}}, [], r"evaluation\.samples is 1 for the one and 2"),
     ({"evaluation": {**EVALUATION, "temperature": 1}}, [], r"evaluation\.temperature is 0\.0 for the one and 1"),
+    ({"env": {"name": "single_turn", "window": 2}}, [], r"evaluation\.env is \{.*\} for the one and"),
+    ({"evaluation": {**EVALUATION, "env": {"name": "single_turn", "window": 2}}}, [], r"evaluation\.env is \{.*\} for"),
     ({"sampling": {"max_new_tokens": 7}}, [], r"evaluation\.max_new_tokens is 6 for the one and 7 for the other"),
     ({"sampling": {**SAMPLING, "stop": ["x"]}}, [], r"sampling\.stop is \(\) for the one and \('x',\)"),
     ({"rewards": {"length": {"target": 9}}}, [], r"rewards\.length is \{'target': 6, .* for the other; an override"),
@@ -242,7 +264,7 @@ def finished(folder: Path, seed: int, rewards: list[float], **changes: Any) -> P
         name: {"mean": value, "low": None, "high": None, "count": 8, "share": name == "regex"}
         for name, value in zip(("reward", "length", "regex"), rewards, strict=True)
     }
-    moment = {"step": 6, "split": "test", "results": results}
+    moment = {"stage": "train", "step": 6, "split": "test", "results": results}
     (folder / "summary.json").write_text(json.dumps({"before": moment, "after": moment, "newest": moment}))
     return folder
 
@@ -297,5 +319,13 @@ def test_groups_of_seeds_that_cannot_be_compared(
         finished(groups / f"d/seed-{seed}", seed, [0.1, 0.2, 0.3], evaluation={"examples": 4})
     said = complaint(capsys, "compare", "a", "d")
     assert "evaluation.examples is 8 for the one and 4 for the other; train both with the same value" in said
-    Path("b/seed-2/summary.json").unlink()
+    summary = Path("b/seed-2/summary.json")
+    whole = json.loads(summary.read_text())
+    earlier = {**whole, "after": {**whole["after"], "step": 4}}  # it is trained further, and was killed on its way
+    summary.write_text(json.dumps(earlier))
+    assert "seed-2 is not finished; go on with `lmgym train b/seed-2`" in complaint(capsys, "compare", "a", "b")
+    summary.write_text(json.dumps({**earlier, "stop": {"metric": "reward", "target": 0.5}}))
+    assert main(["compare", "a", "b"]) == 0  # it stopped early
+    capsys.readouterr()
+    summary.unlink()
     assert "seed-2 is not finished; go on with `lmgym train b/seed-2`" in complaint(capsys, "compare", "a", "b")

@@ -15,7 +15,8 @@ from lmgym.algorithms.grpo.credit import GroupMean
 from lmgym.algorithms.grpo.surrogate import Sapo
 from lmgym.algorithms.reinforce import Reinforce
 from lmgym.algorithms.supervised import Supervised
-from lmgym.config.build import build_config, check_same_recipe, dump, load_config, plain, resolved
+from lmgym.config.build import build_config, dump, load_config, plain, resolved
+from lmgym.config.same_recipe import check_same_recipe
 from lmgym.config.schema import STAGE_KEYS, Config, EarlyStop, Stage
 from lmgym.config.yaml import apply_override, read_yaml
 from lmgym.core.constraints import PositiveInt, Share
@@ -120,6 +121,29 @@ def test_a_stage_is_named_by_its_name_or_its_number(tmp_path: Path) -> None:
     assert config.stages[2].algorithm == grpo(group_size=3, clip_low=0.1)
 
 
+def test_a_section_without_a_name_has_the_default_one(tmp_path: Path) -> None:
+    text = """
+algorithm: {group_size: 7}
+optimizer: {learning_rate: 0.5}
+env: {window: 3}
+stages:
+- {name: a, algorithm: {name: grpo}, env: {name: single_turn}, optimizer: {name: rmsprop}}
+- {name: b, algorithm: {name: rloo}}
+- {name: c, algorithm: {name: grpo, surrogate: {low: 0.3}}}
+"""
+    a, b, c = load(tmp_path, yaml.safe_dump(BASE) + text).stages
+    rloo = build_config({**BASE, "algorithm": "rloo"}).stages[0].algorithm
+    assert [one.algorithm.group_size for one in (a, b, c)] == [7, rloo.group_size, 7]  # rloo is another name
+    assert rloo.group_size != 7
+    assert a.env == {"name": "single_turn", "window": 3}
+    assert (a.optimizer.name, a.optimizer.learning_rate) == ("rmsprop", 0.5)
+    parts = {"name": "grpo", "surrogate": {"low": 0.1}}
+    own = [{"algorithm": {"surrogate": {"name": "clip", "high": 0.4}}}]
+    assert build_config({**BASE, "algorithm": parts, "stages": own}).stages[0].algorithm == grpo(
+        clip_low=0.1, clip_high=0.4
+    )
+
+
 def test_a_later_override_wins_over_an_earlier_one(tmp_path: Path) -> None:
     assert load(tmp_path, yaml.safe_dump(BASE), "steps=1", "steps=2").stages[0].steps == 2
 
@@ -145,6 +169,11 @@ def test_an_override_that_no_stage_would_hear_is_refused(tmp_path: Path) -> None
         ({"stages": [{}, {}]}, "stages.1.steps=1", {"stages": [{}, {"steps": 1}]}),
         ({"a": 1}, "a=k=v", {"a": "k=v"}),
         ({"a": 1}, "a=", {"a": None}),
+        ({"early_stop": None}, "early_stop.patience=3", {"early_stop": {"patience": 3}}),
+        ({"evaluation": {"task": None}}, "evaluation.task.path=x", {"evaluation": {"task": {"path": "x"}}}),
+        ({"a": 1}, "a='Write #### and'", {"a": "Write #### and"}),
+        ({"a": 1}, "a=b#c", {"a": "b#c"}),
+        ({"a": 1}, "a=b: 1 # one\nc: 2", {"a": {"b": 1, "c": 2}}),
     ],
 )
 def test_what_an_override_does_to_the_tree(tree: dict[str, Any], override: str, expected: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from lmgym.batch import collate
 from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
-from lmgym.envs.agent import Agent, Blackjack, to_text
+from lmgym.envs.agent import Agent, Blackjack, read_answer, to_text
 from lmgym.envs.check import check_env
 from lmgym.envs.gymnasium import Gymnasium
 from lmgym.types import Episode, Example, Turn
@@ -213,6 +213,15 @@ def test_rewards_stay_on_their_turns_and_cut_episodes_bootstrap(restart: bool) -
         assert advantages[batch.actions].tolist() == pytest.approx(wanted)
 
 
+def test_the_value_after_a_cut_episode_is_discounted_whatever_the_lengths_of_the_others() -> None:
+    episodes = [Episode(GAME, n, n, [Turn([5], [6] * k, [-1.0] * k)], terminated=False) for n, k in enumerate((2, 4))]
+    batch = collate(episodes)
+    zeros = batch.rewards.new_zeros(batch.rewards.shape)
+    batch = batch.replace(logprobs_old=zeros, values=zeros, last_values=batch.score.new_ones((len(batch),)))
+    ppo = PPO(gamma=0.5, gae_lambda=1.0, discount_per="turn", whiten="none", bootstrap=True)
+    assert ppo.advantages(batch).returns[batch.actions].tolist() == [0.5] * 6
+
+
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
@@ -326,6 +335,39 @@ def test_numbers_of_another_type_are_the_same_action(space: str, action: Any) ->
     env._agent = returns(action)()
     env._agent.action_space = SPACES[space]
     assert env.step("", "eos").info == {"invalid": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("space", "text", "action"),
+    [
+        (spaces.Discrete(4), "2", 2),
+        (spaces.Discrete(4), "I take 2.", 2),
+        (spaces.Discrete(4), "No.3", 3),
+        (spaces.Discrete(4), "2.0", 2),
+        (spaces.Discrete(4), "2.9", None),
+        (spaces.Discrete(4), "-0.5", None),
+        (spaces.Discrete(4), "1e999", None),
+        (spaces.Box(0, 10, (1,)), ".5", [0.5]),
+        (spaces.Box(-1, 1, (2,)), "-.5 +.25", [-0.5, 0.25]),
+        (spaces.Box(-1, 1, (2,)), "5e-1 and 1E-2.", [0.5, 0.01]),
+        (spaces.Box(-np.inf, np.inf, (1,)), "1e39", None),  # more than fp32 holds
+        (spaces.Box(-np.inf, np.inf, (1,), np.float64), "1e999", None),
+        (spaces.Box(0, 255, (2,), np.uint8), "255 0", [255, 0]),
+        (spaces.Box(0, 255, (1,), np.uint8), "300", None),
+        (spaces.MultiBinary(2), "1 0", [1, 0]),
+        (spaces.MultiBinary(2), "0.9 1.9", None),
+        (spaces.MultiDiscrete([3, 3]), "-0.5 2", None),
+        (spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(1)]), "[1, [256]]", None),
+    ],
+)
+def test_a_number_is_read_as_it_is_written(space: Any, text: str, action: Any) -> None:
+    agent = Agent()
+    agent.action_space = space
+    found, reason = read_answer(agent, text)
+    if action is None:
+        assert (found, reason) == (None, "it could not be read")
+    else:
+        assert space.contains(found) and np.array_equal(np.asarray(found), np.asarray(action, np.asarray(found).dtype))
 
 
 MASKS = [

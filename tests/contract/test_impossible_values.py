@@ -13,7 +13,7 @@ from lmgym.cli.main import main
 from lmgym.core.constraints import LARGEST_REWARD
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
-from lmgym.envs.vector import check_step
+from lmgym.envs.step_checks import check_step
 from lmgym.inference.base import Decoding, Request, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.load import load_policy

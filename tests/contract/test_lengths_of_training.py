@@ -11,7 +11,8 @@ import torch
 import yaml
 
 from lmgym.cli.main import main
-from lmgym.config.build import build_config, load_config
+from lmgym.config.build import build_config, dump, load_config
+from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
 from lmgym.logs.records import read_records
 from lmgym.tasks.base import load_task
@@ -59,6 +60,16 @@ def test_a_warm_up_as_a_share_of_the_steps() -> None:
         OptimizerSection(schedule="cosine_with_min_lr")
 
 
+def load_data_of(config: Config, folder: Path) -> Config:
+    """Count the epochs of a config, and of the same one as its recipe says it."""
+    written = folder / "written.yaml"
+    written.write_text(dump(config))
+    again = load_config(written)
+    load_data(config)
+    load_data(again)
+    return again
+
+
 def test_epochs_become_steps_and_a_run_goes_on(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}+1=", "references": str(n + 1)} for n in range(10)]
     path = tmp_path / "rows.jsonl"
@@ -71,6 +82,13 @@ def test_epochs_become_steps_and_a_run_goes_on(tmp_path: Path) -> None:
     assert (config.stages[0].steps, config.stages[0].epochs) == (math.ceil(1.5 * 10 / 4), None)
     with pytest.raises(LmgymError, match="'steps' and 'epochs' say the same twice"):
         build_config(tree | {"epochs": 1.5, "steps": 3})
+    for epochs, per_step, steps in ((1.1, 1, 11), (0.7, 1, 7), (0.07, 1, 1), (2.2, 11, 2), (1e-3, 4, 1)):
+        config = build_config(tree | {"epochs": epochs, "prompts_per_step": per_step})
+        again = load_data_of(config, tmp_path)  # what is written before it has begun is a recipe, too
+        assert config.stages[0].steps == again.stages[0].steps == steps
+    for wrong in (math.inf, math.nan, 0):
+        with pytest.raises(LmgymError, match="it must be above 0"):
+            build_config(tree | {"epochs": wrong})
     staged = build_config(tree | {"epochs": 2, "stages": [{"name": "a"}, {"name": "b", "steps": 7}]})
     assert [(stage.steps, stage.epochs) for stage in staged.stages] == [(100, 2.0), (7, None)]
     recipe = tmp_path / "recipe.yaml"
@@ -79,6 +97,10 @@ def test_epochs_become_steps_and_a_run_goes_on(tmp_path: Path) -> None:
     assert load_config(tmp_path / "run" / "recipe.yaml").stages[0].steps == 2
     assert main(["train", str(recipe)]) == 0  # it is the same recipe, and finished
     assert main(["train", str(tmp_path / "run"), "steps=3"]) == 0
+    resumed = tmp_path / "run" / "recipe.yaml"
+    with pytest.raises(LmgymError, match=r"say the same twice; remove one of them, or set it to null"):
+        load_config(resumed, ["epochs=2"])
+    assert load_config(resumed, ["epochs=2", "steps=null"]).stages[0].epochs == 2
     records = list(read_records(tmp_path / "run" / "metrics.jsonl"))
     assert [record["kind"] for record in records] == ["train"] * 3  # and no evaluation
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["after"]["results"] == {}

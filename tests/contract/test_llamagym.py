@@ -19,6 +19,7 @@ from lmgym.compat.llamagym_settings import sampling_of, settings_of
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.envs.gymnasium import Gymnasium
+from lmgym.inference.base import Completion
 from lmgym.models import lora
 from lmgym.models.builtin import byte_tokenizer
 from lmgym.models.policy import VALUE_HEAD
@@ -155,6 +156,21 @@ def test_what_was_sampled_is_kept_and_only_what_is_new_is_rendered(template: str
         assert f"You have {number - 1}" not in shown
         assert turn.text == agent.current_episode_messages[2 + 2 * number]["content"]
     assert [message["role"] for message in agent.current_episode_messages] == ["system", *["user", "assistant"] * 3]
+
+
+def test_an_answer_ends_once() -> None:
+    """With the end of sequence, where the template would write a mark of its own behind it; as in a recipe."""
+    agent = player()
+
+    class Ends:
+        def generate(self, requests: Any, sampling: Any) -> list[Completion]:
+            return [Completion([agent.tokenizer.eos_token_id], [-0.5], "eos")]
+
+    agent._learner.engine = Ends()
+    agent.act((0, 0, 0))
+    agent.act((1, 0, 0))
+    shown = agent.tokenizer.decode(agent._game.episode.turns[1].prompt_ids)
+    assert agent.tokenizer.eos_token != "<|im_end|>" and shown.startswith("\n<|im_start|>user")
 
 
 def test_a_turn_reads_what_is_new_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,16 @@ def test_what_a_users_code_raises_becomes_one_short_sentence(kind: str, monkeypa
         assert len(sentence) <= LONGEST_MESSAGE and "\n" not in sentence
 
 
+def test_two_plugins_of_one_file_name_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test_output_twins.py").write_text("")
+    registry.load_plugin(str(tmp_path / "a" / "test_output_twins.py"))
+    registry.load_plugin(str(tmp_path / "b" / ".." / "a" / "test_output_twins.py"))  # the same file
+    with pytest.raises(LmgymError, match=r"plugins: .*b/test_output_twins\.py and .*a/test_output_twins\.py, which"):
+        registry.load_plugin(str(tmp_path / "b" / "test_output_twins.py"))
+
+
 @pytest.mark.parametrize("where", ["prompt", "message", "reference"])
 def test_half_a_surrogate_pair_in_a_task_is_refused(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     half = "half \ud800"

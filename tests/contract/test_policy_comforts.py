@@ -36,6 +36,7 @@ from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
 from lmgym.models.shapes import Shapes, shapes_of
 from lmgym.training.begin_stage import begin_stage
+from lmgym.training.model_card import _public
 from lmgym.training.planning.memory import estimate
 from lmgym.training.planning.memory_passes import largest_pass
 from lmgym.training.planning.memory_table import Estimate, Part
@@ -440,6 +441,16 @@ def test_the_model_card_says_what_was_measured(trained: dict[str, Path], tmp_pat
     assert "These weights were not evaluated." in (tmp_path / "earlier" / "README.md").read_text()
 
 
+def test_a_card_hides_folders_and_keeps_texts(tmp_path: Path) -> None:
+    (tmp_path / "my data.jsonl").touch()
+    texts = {
+        "/no_think What is a/b? ": "/no_think What is a/b? ", "/no_think": "/no_think", "//": "//", "/": "/",
+        "/srv/me/data.jsonl": "data.jsonl", "~/data.jsonl": "data.jsonl", "/home/me/my data.jsonl": "my data.jsonl",
+        str(tmp_path / "my data.jsonl"): "my data.jsonl", "~5": "~5", "/" + "x " * 5000: "/" + "x " * 5000,
+    }  # fmt: skip
+    assert _public({"out": "/a", "texts": list(texts)}) == {"texts": list(texts.values())}
+
+
 def test_export_keeps_a_link_and_follows_none_in_the_run(
     trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -559,6 +570,16 @@ def test_shapes_are_those_of_the_loaded_model() -> None:
             trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
             assert shapes.trained == trained
             assert shapes.parameters + shapes.adapter == sum(p.numel() for p in model.parameters())
+    for name, targets in (
+        ("builtin:tiny", ["self_attn.q_proj", "lm_head", "embed_tokens", "model.layers.0.mlp.up_proj"]),
+        ("builtin:tiny", r".*layers\.1\..*_proj"),
+        ("builtin:tiny_gpt2", ["wte", "c_attn"]),
+        ("builtin:tiny_t5", ["embed_tokens", "lm_head"]),
+        ("builtin:tiny_idefics3", ["q_proj", "lm_head"]),
+    ):
+        section = PolicySection(model=name, device="cpu", lora_rank=4, lora_targets=targets)
+        trained = sum(p.numel() for p in load_policy(section).model.parameters() if p.requires_grad)
+        assert shapes_of(section).adapter == shapes_of(section).trained == trained
     llama = shapes_of(PolicySection(architecture=KINDS["builtin:tiny"]))
     assert (llama.layers, llama.width, llama.inner, llama.gated) == (2, 64, 128, True)
     assert llama.linear == 2 * (4 * 64 * 64 + 3 * 64 * 128) and llama.linear_rows == 2 * (5 * 64 + 2 * 128)

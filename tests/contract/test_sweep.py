@@ -138,11 +138,48 @@ def test_labels_are_short_stable_and_fit_for_a_folder() -> None:
             r"runs\.sweep: .*there is no stage 'rll'; did you me",
         ),
         ({"stages": [{"steps": 1}, {"steps": 2}]}, {"steps": [3]}, [], r"runs\.sweep: steps: every stage sets its own"),
+        ({"stages": [{"steps": 1}], "steps": ONCE}, {}, [], r"runs: every stage sets steps itself"),
+        (
+            {},
+            {"algorithm.group_size": [2], "algorithm": ["rloo"]},
+            [],
+            r"runs: algorithm and algorithm\.group_size both",
+        ),
+        (
+            {"algorithm": ONCE},
+            {"algorithm.group_size": [2]},
+            [],
+            r"runs: algorithm and algorithm\.group_size both have",
+        ),
+        (
+            {"stages": [{"name": "rl"}]},
+            {"steps": [3], "stages.rl.steps": [7]},
+            [],
+            r"runs: steps and stages\.rl\.steps",
+        ),
+        (
+            {"stages": [{}, {"name": "b"}]},
+            {"stages.b.steps": [3], "stages.1": [7]},
+            [],
+            r"runs: stages\.1 and stages\.b\.st",
+        ),
+        (
+            {"stages": [{}, {"name": "b"}]},
+            {"stages.b.steps": [3], "stages.1.steps": [7]},
+            [],
+            r"runs: stages\.b\.steps",
+        ),
     ],
 )
 def test_values_that_make_no_sense(tree: Any, sweep: Any, seeds: Any, sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
         expand(tree, sweep, seeds, STAGE_KEYS)
+
+
+def test_keys_of_two_stages_and_of_two_names_stand_side_by_side() -> None:
+    tree = {"stages": [{"name": "a"}, {"name": "b"}], "algorithm": "grpo"}
+    found = expand(tree, {"steps": [3, 5], "stages.a.steps": [7], "algorithm.group": [1], "algorithm.group_size": [2]})
+    assert [variant.tree["stages"][0]["steps"] for variant in found] == [7, 7]
 
 
 # ---------------------------------------------------------------- the recipe
@@ -162,6 +199,9 @@ WRONG: list[tuple[dict[str, Any], list[str], str]] = [
     ({"sweep": {"steps": [1, 2]}}, ["evaluation.split=test"], r"runs\.sweep chooses by evaluation\.split, and"),
     ({"sweep": {"steps": [1, 2]}}, ["steps=5"], r"override steps: the recipe's 'runs' gives it values of its own"),
     ({"seeds": [1, 2]}, ["seed=5"], r"override seed: the recipe's 'runs' gives it values of its own"),
+    ({"sweep": {"algorithm": ["grpo", "rloo"]}}, ["algorithm.group_size=2"], r"'runs' gives algorithm values of"),
+    ({"sweep": {"algorithm.group_size": [2, 4]}}, ["algorithm={name: rloo, group_size: 3}"], r"algorithm\.group_s"),
+    ({"metric": "preference/accuracy"}, [], r"runs\.metric is 'preference/accuracy'; Valid: length, length/mean, re"),
     ({"seeds": [1, 2]}, ["stepz=5"], r"unknown key 'stepz'; did you mean 'steps'"),
 ]  # fmt: skip
 
@@ -176,6 +216,37 @@ def test_what_any_run_has_wrong_is_told_before_one_trains(
     said = complaint(capsys, "train", runs.write(tmp_path / "recipe.yaml", runs=section), *overrides)
     assert re.search(sentence, said), said
     assert os.listdir(tmp_path) == ["recipe.yaml"]
+
+
+def test_an_override_of_the_one_stage_does_not_undo_a_sweep(tmp_path: Path) -> None:
+    recipe = runs.write(tmp_path / "recipe.yaml", stages=[{"name": "rl"}], runs={"sweep": {"steps": [3, 5]}})
+    with pytest.raises(
+        LmgymError, match=r"override stages\.rl\.steps: the recipe's 'runs' gives steps values of its own"
+    ):
+        plan(recipe, ["stages.rl.steps=9"])
+    assert plan(recipe, ["stages.rl.prompts_per_step=2", "algorithm=rloo"]) is not None
+    planned = plan(
+        runs.write(tmp_path / "single.yaml"), ["algorithm={name: rloo, group_size: {expand: true, values: [2, 4]}}"]
+    )
+    assert planned is not None and len(planned.members) == 2
+
+
+def test_several_runs_do_not_overwrite_one_and_one_not_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("experiments.sweep.train", "training.loop.train"):
+        monkeypatch.setattr(f"lmgym.{name}", lambda *_, **__: pytest.fail("it trained"))
+    for name, other, override, changes in (
+        ("one", "several", "runs.seeds=[0,1]", {}),
+        ("several", "one", "runs=null", {"runs": {"seeds": [0, 1]}}),
+    ):
+        (tmp_path / name).mkdir()
+        recipe = runs.write(tmp_path / name / "recipe.yaml", **changes)
+        (tmp_path / name / "metrics.jsonl").touch()
+        before = recipe.read_text()
+        said = complaint(capsys, "train", tmp_path / name, override)
+        assert said.endswith(f"for {other}, name {recipe}, with another out=")
+        assert recipe.read_text() == before and len(os.listdir(tmp_path / name)) == 2
 
 
 def test_only_train_takes_a_recipe_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,6 +282,13 @@ def test_the_metric_that_sorts_is_the_first_reward() -> None:
     imitating = plan_tree(runs.tiny(runs={}, algorithm="supervised", rewards=None))
     assert (imitating.metric, imitating.section.mode) == ("reference_nll", "min")
     assert plan_tree(runs.tiny(runs={"metric": "regex/pass@2"})).metric == "regex/pass@2"
+    with_bleu = {"examples": 4, "metrics": {"bleu": {}}}
+    assert plan_tree(runs.tiny(runs={"metric": "bleu/corpus"}, evaluation=with_bleu)).metric == "bleu/corpus"
+    for name, metric in (("dpo", "preference/accuracy"), ("process_reward_model", "step/accuracy")):
+        given = {"algorithm": name, "task": runs.GIVEN[name], "rewards": None, "evaluation": {"examples": 4}}
+        assert plan_tree(runs.tiny(**given, runs={"seeds": [0]})).metric == metric
+    with pytest.raises(LmgymError, match=r"runs\.metric is 'reward'; Valid: step/accuracy"):  # it answers nothing
+        plan_tree(runs.tiny(**given, runs={"metric": "reward"}))
 
 
 # ---------------------------------------------------------------- training
@@ -283,6 +361,36 @@ def test_what_is_finished_stays_and_more_can_be_added(tmp_path: Path, capsys: py
     assert "keeps its out=" in complaint(capsys, "train", out, "out=elsewhere")
     assert main(["train", str(out), "steps=3", "runs.seeds=[0,1]"]) == 0  # all of them go on
     assert runs.newest(out / "seed-1").name == "stage-0-step-000003"
+
+
+def test_epochs_are_the_same_recipe_once_a_run_has_counted_them(tmp_path: Path) -> None:
+    changes = {**SMALL, "steps": None, "epochs": 0.0625, "evaluation": None}
+    planned = [plan_tree(runs.tiny(**changes, runs={"seeds": [0]})) for _ in range(3)]
+    assert train_all(planned[0], tmp_path, console=Console(quiet=True)) == 0
+    assert yaml.safe_load((tmp_path / "seed-0" / "recipe.yaml").read_text())["stages"][0]["steps"] == 1
+    assert train_all(planned[1], tmp_path, console=Console(quiet=True)) == 0  # and not "a run of another recipe"
+    config = planned[2].members[0].config
+    config.out = str(tmp_path / "seed-0")
+    assert is_finished(config)  # as the parent of parallel runs asks
+    longer = plan_tree(runs.tiny(**{**changes, "epochs": 0.125}, runs={"seeds": [0]})).members[0].config
+    longer.out = str(tmp_path / "seed-0")
+    assert not is_finished(longer)
+
+
+def test_what_has_no_reward_has_a_table_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"algorithm": "reward_model", "task": runs.JUDGED, "rewards": None, "steps": 1, "prompts_per_step": 2}
+    for name, evaluation, counts in (
+        ("given", {"examples": 4}, "4 prompts of test"),
+        ("none", {"examples": 0}, "no evaluation"),
+    ):
+        planned = plan_tree(runs.tiny(**{**given, "evaluation": evaluation}, runs={"seeds": [0, 1]}))
+        assert train_all(planned, tmp_path / name, console=Console()) == 0
+        assert f"2 seeds, {counts}" in (tmp_path / name / "table.md").read_text()
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "given"), str(tmp_path / "given")]) == 0
+    assert "2 seeds, 4 prompts of test" in capsys.readouterr().out
+    said = complaint(capsys, "compare", tmp_path / "none", tmp_path / "none")
+    assert "have no metric in common on split 'test'" in said
 
 
 @pytest.mark.slow

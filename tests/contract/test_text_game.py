@@ -68,6 +68,14 @@ def test_gymnasiums_values_and_texts_as_actions() -> None:
     assert env.step("stop", "eos").truncated
 
 
+def test_numbers_of_numpy_are_noted() -> None:
+    env = TextGame(environment=f"{GAMES}:Arrays")
+    env.reset(GAME, seed=0)
+    step = env.step("go", "eos")
+    assert step.info == {"invalid": 0.0, "actions": 1.0, "place": 3.0, "share": 0.5, "success": 1.0}
+    assert step.reward == 0.5 and not step.over
+
+
 def test_it_keeps_the_contract() -> None:
     check_env("text_game", environment=f"{GAMES}:Lane", actions=WORDS)
 

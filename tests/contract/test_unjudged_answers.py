@@ -1,6 +1,7 @@
 """Answers that a reward cannot judge: None, an exception, no end. They take no part in a step, and are counted."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmgym.algorithms.grpo.algorithm import GRPO
+from lmgym.algorithms.raft import RAFT
 from lmgym.algorithms.requirements import Requirements
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.logs.records import episode_metrics, rollout_record
 from lmgym.processes.pool import Failure
-from lmgym.rewards.base import Reward, call_reward
+from lmgym.rewards.base import Reward, call_reward, linear_time
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.check import check_reward
 from lmgym.rewards.failures import RewardFailed, values_or_failures
 from lmgym.rewards.normalisation import Moments, normalise
 from lmgym.rewards.token_credit import rewards_by_turn
-from lmgym.rollouts.evaluate import measured
+from lmgym.rollouts.evaluate import chosen_by, measured
 from lmgym.rollouts.rollout import apply_rewards, groups_of
-from lmgym.training.unjudged import judged_groups
+from lmgym.training.unjudged import usable_groups
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.parity.test_resume import Interrupting
@@ -197,6 +200,7 @@ def test_records_have_no_number_for_what_was_not_judged() -> None:
     assert {name: metrics[name] for name in metrics if name.startswith("unjudged")} == {
         "unjudged": 0.75, "unjudged/mine": 0.75, "unjudged/other": 0.25,
     }  # fmt: skip
+    assert "zero_variance_groups" not in metrics  # no group has two answers that were judged
     record = json.loads(json.dumps(rollout_record(scored[1]), allow_nan=False))
     assert record["score"] is None and record["reward_components"] == {"mine": None, "other": 1.0}
     back = Episode.from_json(json.loads(json.dumps(scored[2].to_json(), allow_nan=False)))
@@ -223,12 +227,59 @@ def test_an_evaluation_leaves_out_what_was_not_judged_and_counts_it() -> None:
     assert values["other/pass@1"] == [[0.5], [1.0]]
 
 
+def failed_groups() -> list[Episode]:
+    """Two prompts with three right answers each; the environment of one failed in its turn, of another before it."""
+    scored = answers("a", "b", "c", "d", "e", "f", size=3)
+    scored[0].error, scored[4].error, scored[4].turns = "lost", "down", []
+    apply_rewards(scored, [Reward("mine", 1.0, lambda texts, _: [float(text != "a") for text in texts])])
+    return scored
+
+
+def test_an_environment_that_fails_is_no_wrong_answer() -> None:
+    scored = failed_groups()
+    rewards = [Reward("mine", 1.0, lambda texts, _: [])]
+    values = measured(groups_of(scored), rewards) | chosen_by("mine", groups_of(scored), rewards)
+    assert values["reward"] == values["mine"] == values["length/mean"] == [[1.0, 1.0], [1.0, 1.0]]
+    assert values["mine/pass@1"] == values["mine/pass@2"] == values["mine/best@2"] == [[1.0], [1.0]]
+    assert values["mine/pass@3"] == [[], []] and "unjudged" not in values
+    assert values["environment_errors"] == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    metrics = episode_metrics(scored)
+    wanted = {"answers": 6.0, "reward": 1.0, "reward/mine": 1.0, "length/mean": 1.0, "zero_variance_groups": 1.0}
+    assert {name: metrics[name] for name in wanted} == wanted
+    assert metrics["environment_errors"] == 1 / 3 and "unjudged" not in metrics and "turns/mean" not in metrics
+
+
+def test_where_all_environments_fail_there_is_no_mean() -> None:
+    scored = answers("a", "b")
+    for one in scored:
+        one.error = "down"
+    metrics = episode_metrics(scored)
+    assert metrics["environment_errors"] == 1.0 and math.isnan(metrics["reward"]) and math.isnan(metrics["length/max"])
+    assert measured(groups_of(scored), [])["reward"] == [[]]
+
+
 def test_an_answer_without_a_judged_baseline_takes_no_part() -> None:
     scored = scored_groups()
     scored[0].baseline = None
-    assert judged_groups(groups_of(scored), Requirements()) == [[scored[0]]]
-    assert judged_groups(groups_of(scored), Requirements(greedy=True)) == []
-    assert judged_groups(groups_of(scored), Requirements(reward=False)) == groups_of(scored)
+    assert usable_groups(groups_of(scored), Requirements()) == [[scored[0]]]
+    assert usable_groups(groups_of(scored), Requirements(greedy=True)) == []
+    assert usable_groups(groups_of(scored), Requirements(reward=False)) == groups_of(scored)
+
+
+@pytest.mark.parametrize("reward", [True, False])
+def test_an_answer_whose_environment_failed_takes_no_part(reward: bool) -> None:
+    """Its score of 0 is nobody's judgement: it makes no group one whose scores differ, and is no best answer."""
+    groups = [
+        [Episode(Example("x", "?"), n, 2 * n, score=1.0), Episode(Example("x", "?"), n, 2 * n + 1)] for n in (0, 1)
+    ]
+    groups[0][1].error = "step() took longer than 60 s"
+    assert usable_groups(groups, Requirements(reward=reward)) == [groups[0][:1], groups[1]]
+    dapo = GRPO(group_size=2, dynamic_sampling=True)
+    assert dapo.select(usable_groups(groups, dapo.requirements), 2) == ([groups[1]], True)
+    worse = [Episode(Example("x", "?"), 0, n, score=-1.0 - n) for n in range(3)]
+    worse[2].error, worse[2].score = "it fell over", 0.0
+    raft = RAFT(group_size=3, keep=1)
+    assert raft.select(usable_groups([worse], raft.requirements), 1)[0] == [[worse[0]]]
 
 
 # Whole runs
@@ -312,6 +363,40 @@ def test_an_evaluation_that_judged_nothing_decides_nothing(tmp_path: Path, capsy
     said = capsys.readouterr().out
     for key in ("evaluation.keep_best", "early_stop.metric"):
         assert f"{key} decides nothing, since '{name}' has no answer" in said
+
+
+@linear_time
+def worse(texts: list[str], examples: list[Example]) -> list[float]:
+    return [0.0 for _ in texts]
+
+
+VALUES: list[float] = []
+
+
+def _next(texts: list[str], examples: list[Example]) -> float:
+    VALUES.append(math.nan if not VALUES else float(len(VALUES)))
+    return VALUES[-1]
+
+
+worse.corpus = _next  # type: ignore[attr-defined]
+
+
+def test_an_evaluation_that_is_no_number_decides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NaN, then 1, 2, 3: all of them are better."""
+    VALUES.clear()
+    reward = f"{__name__}:{worse.__name__}"
+    name = f"{reward}/corpus"
+    by = {
+        "evaluation": {"every": 2, "examples": 4, "keep_best": name, "metrics": {reward: {}}},
+        "early_stop": {"metric": name, "patience": 1},
+    }
+    folder = runs.run(tmp_path / "run", Console(), **by)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert len(VALUES) == 4 and math.isnan(VALUES[0])
+    assert (summary["best"]["step"], summary["best"]["value"], summary["stop"]) == (6, 3.0, None)
+    said = capsys.readouterr().out
+    for key in ("evaluation.keep_best", "early_stop.metric"):
+        assert f"{key} decides nothing, since '{name}' is not a number" in said
 
 
 @pytest.mark.processes

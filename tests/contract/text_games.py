@@ -3,6 +3,8 @@
 import random
 from typing import Any
 
+import numpy as np
+
 
 class Lane:
     """Walk right to the end; the start is drawn by Python's global generator."""
@@ -32,6 +34,14 @@ class Modern(Lane):
 
     def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         return f"took {action}", 0.0, False, action == "stop", {}
+
+
+class Arrays(Lane):
+    """The same with numpy's values."""
+
+    def step(self, action: Any) -> Any:
+        notes = {"place": np.int64(3), "share": np.float32(0.5), "success": np.bool_(True), "board": np.zeros(2)}
+        return "on", np.float32(0.5), np.bool_(False), notes
 
 
 class Wrong(Lane):

@@ -1,11 +1,15 @@
 """Supervised training on all turns of a conversation: one row, whose tokens are a rollout's, and whose actions are the
 assistant's texts with their ends and nothing else."""
 
+from functools import partial
+
 import pytest
 
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import collate
 from lmgym.core.errors import LmgymError
+from lmgym.envs.base import Step
+from lmgym.envs.stepwise import StepwiseEnv
 from lmgym.inference.sampler import Sampler
 from lmgym.models.load import load_policy
 from lmgym.models.policy_section import PolicySection
@@ -13,7 +17,8 @@ from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.given_answers import given_turn, given_turns
 from lmgym.rollouts.rollout import demonstrate
 from lmgym.text.chat import prompt_ids
-from lmgym.types import Example
+from lmgym.text.pictures import decoded
+from lmgym.types import BarePrompt, Example
 from tests import runs
 
 SAID = [
@@ -79,3 +84,63 @@ def test_a_single_question_is_what_it_was() -> None:
 def test_what_is_refused(messages: list[dict[str, str]], most: int | None, said: str) -> None:
     with pytest.raises(LmgymError, match=said):
         given_turns(Example("a/0", messages, ("yes",)), "yes", actor(TEMPLATE, reference_tokens=most))
+
+
+THOUGHT = [("user", "2+2="), ("assistant", "<think>\nsum\n</think>4"), ("user", "and 1?")]
+OPENED = TEMPLATE.replace("[assistant]{% endif %}", "[assistant]<think>\n{% endif %}")
+
+
+class Asks:
+    """Two questions, with the answers to imitate; the second in the same message, if it is `continued`."""
+
+    def __init__(self, continued: bool = False) -> None:
+        self.continued, self.turns = continued, 0
+
+    def reset(self, example: Example, seed: int) -> list[dict[str, str]]:
+        return [{"role": "user", "content": "2+2="}]
+
+    def step(self, text: str, stop: str) -> Step:
+        self.turns += 1
+        if self.turns == 2:
+            return Step(terminated=True)
+        return Step(continuation=" <think>\n") if self.continued else Step([{"role": "user", "content": "and 1?"}])
+
+    def demonstrate(self) -> str:
+        return "<think>\nfive\n</think>5"
+
+
+@pytest.mark.parametrize(("template", "start"), [(OPENED, ""), (TEMPLATE, "<think>\n"), (None, "<think>\n")])
+def test_what_is_written_already_is_trained_in_no_turn(template: str | None, start: str) -> None:
+    """What the template, or policy.answer_start, writes before every answer: as of the first, so of the later ones."""
+    own = actor(template, answer_start=start)
+    messages = [{"role": role, "content": text} for role, text in THOUGHT]
+    [played] = demonstrate([(0, Example("a/0", "2+2="))], own, (0,), Asks)
+    given = given_turns(Example("a/0", messages), "<think>\nfive\n</think>5", own)
+    for turns, first in ((given, "sum\n</think>4"), (played.turns, "five\n</think>5")):
+        said = [own.tokenizer.decode(turn.action_ids, skip_special_tokens=False) for turn in turns]
+        assert said == [text + own.tokenizer.eos_token for text in (first, "five\n</think>5")]
+        shown = own.tokenizer.decode(turns[1].prompt_ids, skip_special_tokens=False)
+        assert shown.endswith("<think>\n") and shown.count("<think>") == 1
+
+
+@pytest.mark.parametrize(("template", "start"), [(OPENED, ""), (TEMPLATE, "<think>\n")])
+def test_a_line_that_is_written_already_is_no_turn(template: str, start: str) -> None:
+    example = Example("a/0", "2+2=", ("<think>\nsum\n</think>4",))
+    with pytest.raises(LmgymError, match=r"example a/0: the turn '<think>\\n' is no action, as the chat template"):
+        demonstrate([(0, example)], actor(template, answer_start=start), (0,), StepwiseEnv)
+
+
+def test_what_an_environment_has_put_into_the_message_is_not_taken_away() -> None:
+    [episode] = demonstrate([(0, Example("a/0", "2+2="))], actor(OPENED), (0,), partial(Asks, continued=True))
+    assert episode.rows() == [episode.turns]
+    assert decoded(actor(OPENED).tokenizer, episode.turns[1].action_ids).startswith("<think>\nfive")
+
+
+def test_behind_a_bare_prompt_an_answer_ends_with_the_end_of_sequence() -> None:
+    """And not with the mark of the chat template, which nothing of it goes through."""
+    own = actor(TEMPLATE.replace("{{ eos_token }}", "<|im_end|>"))
+    own.tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    example = Example("a/0", BarePrompt("2+2="), ("2+2 is\n#### 4",))
+    [episode] = demonstrate([(0, example)], own, (0,), StepwiseEnv)
+    ends = [turn.action_ids[-1] for turn in (episode.turns[-1], given_turn(example, "4", own))]
+    assert len(episode.turns) == 2 and ends == [own.tokenizer.eos_token_id] * 2

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal, Optional, Union
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -116,7 +117,9 @@ def leaves() -> None:
 
 def returns(kind: str) -> Any:
     """Returns many things."""
-    return {"text": "a\nb", "list": [1, "é"], "none": None, "half": "\ud800", "huge": 10**5000, "set": {1}}[kind]
+    numpys = {"number": np.int64(42), "array": np.array([1, 2]), "inside": {"right": np.bool_(True), "class": complex}}
+    own = {"text": "a\nb", "list": [1, "é"], "none": None, "half": "\ud800", "huge": 10**5000, "set": {1}}
+    return {**own, **numpys}[kind]
 
 
 def oddly_named_user(history: list[dict[str, str]]) -> str | None:
@@ -230,6 +233,10 @@ SCHEMAS = {
             "count": {"type": "integer"},
             "many": {"type": ["array", "null"]},
             "yes": {"type": "boolean"},
+            "either": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {}}, {"type": "null"}]},
+            "one": {"oneOf": [{"enum": [1, 2]}, {"type": ["boolean", "null"]}]},
+            "open": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+            "free": {"anyOf": [{"type": "integer"}, {}]},
         }
     }
 }
@@ -246,6 +253,11 @@ SCHEMAS = {
         ("<tool_call><function=f><parameter=many>[1, {}]</parameter><parameter=yes>True</parameter>"
          "<parameter=count>three</parameter><parameter=new>7",
          [Call("f", {"many": [1, {}], "yes": True, "count": "three", "new": "7"})]),
+        ("<function=f><parameter=either>3</parameter><parameter=one>2</parameter><parameter=open>3</parameter>"
+         "<parameter=free>4</parameter></function>", [Call("f", {"either": 3, "one": 2, "open": "3", "free": "4"})]),
+        ("<function=f><parameter=either>[\"a\"]</parameter><parameter=one>null</parameter></function>",
+         [Call("f", {"either": ["a"], "one": None})]),
+        ("call:f{either:3,one:true,open:3}", [Call("f", {"either": 3, "one": True, "open": "3"})]),
         # FunctionGemma and Gemma 4, as their chat templates write a call, and without the marks.
         ("<start_function_call>call:f{count:3,text:<escape>a, {b:<escape>}<end_function_call>",
          [Call("f", {"count": 3, "text": "a, {b:"})]),
@@ -341,6 +353,9 @@ def test_a_wrong_call_is_answered_by_json(one: Call | Unreadable, error: str) ->
         (Call("returns", {"kind": "none"}), Answer("null")),
         (Call("returns", {"kind": "half"}), Answer("?")),
         (Call("returns", {"kind": "set"}), Answer("[1]")),
+        (Call("returns", {"kind": "number"}), Answer("42")),
+        (Call("returns", {"kind": "array"}), Answer("[1, 2]")),
+        (Call("returns", {"kind": "inside"}), Answer('{"right": true, "class": "<class \'complex\'>"}')),
         (Call("returns", {"kind": "else"}), Answer('{"error": "KeyError: \'else\'"}', failed=True)),
         (Call("raises", {"message": 'no "b"'}), Answer('{"error": "ValueError: no \\"b\\""}', failed=True)),
         (Call("leaves", {}), Answer('{"error": "SystemExit: 3"}', failed=True)),

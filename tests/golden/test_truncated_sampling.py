@@ -299,6 +299,11 @@ def test_a_wrong_recipe_is_told_in_a_sentence(changes: dict[str, Any], match: st
     [
         ({"sampling": {"top_k": 300}}, r"sampling\.top_k is 300, and the model's vocabulary has 259 tokens, so noth"),
         ({"evaluation": {"top_k": 300, "temperature": 1}}, r"evaluation\.top_k is 300, and the model's vocabulary has"),
+        ({"sampling": {"stop_ids": [2, 259]}}, r"sampling\.stop_ids holds 259, and the model has the ids 0 to 258"),
+        ({"sampling": {"stop_ids": [-1]}}, r"sampling\.stop_ids holds -1, and the model has the ids 0 to 258"),
+        ({"evaluation": {"generation": {"forced_eos_token_id": 5000}}}, r"generation\.forced_eos_token_id holds 5000"),
+        ({"evaluation": {"generation": {"suppress_tokens": [5, -2]}}}, r"generation\.suppress_tokens holds -2, and th"),
+        ({"evaluation": {"generation": {"bad_words_ids": [[7], [8, 300]]}}}, r"generation\.bad_words_ids holds 300"),
         # 4 prompts, 4 answers, 6 tokens, 33 bytes
         ({"sampling": {"max_new_tokens": 6, "top_p": 0.5, "kept_gib": 3167 / 2**30}}, r"may take 0\.00 GiB \(4 prom"),
         (

@@ -338,5 +338,12 @@ def test_frozen_copies_and_critics_of_adapted_policies() -> None:
 def test_targets_that_are_no_layers_are_refused() -> None:
     with pytest.raises(LmgymError, match=r"policy\.lora_targets: .*no_such_layer"):
         load_policy(section_of("builtin:tiny", lora_rank=4, lora_targets=["no_such_layer"]))
+    with pytest.raises(LmgymError, match=r"policy\.lora_targets: '\*q_proj' is no regular expression \(.*\); write a"):
+        section_of("builtin:tiny", lora_rank=4, lora_targets="*q_proj")
+    for model in ("builtin:tiny_t5", "builtin:tiny_bart"):  # of which encoder and decoder read copies
+        with pytest.raises(
+            LmgymError, match=r"policy\.lora_targets: the model reads '(model\.)?shared' through the emb"
+        ):
+            load_policy(section_of(model, lora_rank=4, lora_targets=["shared", "q_proj", "q"]))
     only = load_policy(section_of("builtin:tiny", lora_rank=4, lora_targets=["q_proj"]))
     assert {name.split(".")[-4] for name, p in only.model.named_parameters() if p.requires_grad} == {"q_proj"}

@@ -26,7 +26,7 @@ from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.functional.sampling import BLOCK, draw
 from lmgym.inference import decoder
-from lmgym.inference.base import Completion, Request, Sampling
+from lmgym.inference.base import Completion, Decoding, Request, Sampling
 from lmgym.inference.completions import _token_bytes
 from lmgym.inference.sampler import Sampler
 from lmgym.models import prefix_trees
@@ -37,6 +37,7 @@ from tests import models, rounding
 from tests.parity.test_families import policy_of as policy_of_family
 
 PROMPTS = [(1, 40, 41), (1, 60), (1, *range(70, 90)), (1, 40, 41), (9,)]
+MINIMUM = Sampling(max_new_tokens=6, min_new_tokens=3)
 RULES = tuple(range(100, 120))  # a beginning that prompts share, long enough to be read once
 ALIKE = [*PROMPTS, (*RULES, 7), (*RULES, 7, *RULES), (*RULES, 8)]
 
@@ -325,6 +326,23 @@ def test_the_whole_token_that_completes_a_stop_string_is_kept() -> None:
     assert (answer.stop, tokenizer.decode(answer.ids)) == ("stop", "so end.\n\nQ")
 
 
+@pytest.mark.parametrize("generation", [None, {"num_beams": 1}, {"num_beams": 2}])
+@pytest.mark.parametrize(("stop", "count"), [("<|end|>", 3), ("b<|end|>", 3), ("<|end|>c", 4), ("ab", 2), ("bc", 4)])
+def test_a_stop_string_may_name_a_special_token(stop: str, count: int, generation: dict[str, Any] | None) -> None:
+    """Of the recipe or of a request. Other strings are looked for in the text without special tokens."""
+    tokenizer = models.byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    ids = tokenizer("ab<|end|>c", add_special_tokens=False)["input_ids"]
+    policy = models.parrot([*ids, models.EOS])
+    policy.tokenizer = tokenizer
+    for of_recipe, of_request in (((stop,), ()), ((), (stop,))):
+        sampling = Sampling(temperature=0, max_new_tokens=40, stop=of_recipe)
+        if generation is not None:
+            sampling = Decoding(temperature=0, max_new_tokens=40, stop=of_recipe, generation=generation)
+        answer = Sampler(policy).generate([Request((9,), 0, stop=of_request)], sampling)[0]
+        assert (answer.ids, answer.stop) == (ids[:count], "stop")
+
+
 def test_a_stop_string_in_the_prompt_stops_nothing() -> None:
     newline = models.tokenizer()("\n", add_special_tokens=False)["input_ids"][0]
     policy = models.parrot([9, 9, newline, 10, models.EOS])
@@ -339,12 +357,28 @@ def test_stop_ids_length_and_context(fast: bool) -> None:
     assert (answer.ids, why) == ([10, 11, 12, 13, 14, 15], "stop")
     _, why, answer = said(script, fast, stop_ids=(15, 18), min_new_tokens=7)
     assert (len(answer.ids), answer.ids[-1], why) == (9, 18, "stop")  # 15 could not be said
+    for wrong in (models.VOCABULARY, -1):
+        with pytest.raises(LmgymError, match=rf"sampling\.stop_ids holds {wrong}, and the model has the ids 0 to 258"):
+            said(script, fast, stop_ids=(15, wrong), min_new_tokens=7)
     _, why, answer = said(script, fast, max_new_tokens=4)
     assert (answer.ids, why) == ([10, 11, 12, 13], "length")
     _, why, answer = said(script, fast, max_new_tokens=200)  # the parrot reads 64 tokens
     assert (len(answer.ids), why) == (63, "context")
     _, why, answer = said(script, fast, max_new_tokens=63)
     assert (len(answer.ids), why) == (63, "length")
+
+
+def test_an_end_that_the_model_lacks_is_none() -> None:
+    """In a generation_config.json; -1 says there that there is none, and is no place of the logits."""
+    policy = policy_of()
+    usual = policy.model.generation_config.eos_token_id
+    try:
+        policy.model.generation_config.eos_token_id = [models.EOS, -1, 5000]
+        assert policy.stop_ids == (models.EOS,)
+        asked = requests(4)
+        assert gap(policy, asked, Sampler(policy).generate(asked, MINIMUM), MINIMUM) < 1e-5
+    finally:
+        policy.model.generation_config.eos_token_id = usual
 
 
 def test_prompts_that_leave_no_room_are_refused() -> None:

@@ -249,6 +249,10 @@ def test_the_placeholder_is_never_sampled(family: str) -> None:
         head[never] *= 20
     batch = sampled(policy, answers=4)
     assert not bool((batch.tokens[batch.actions] == never).any())
+    for generation in ({"num_beams": 1}, {"suppress_tokens": [5]}):
+        decoding = Decoding(temperature=0, max_new_tokens=4, generation=generation)
+        answers = Sampler(policy).generate([Request((7, n, 9), 0) for n in range(10, 18)], decoding)
+        assert not any(never in answer.ids for answer in answers)
     own, _ = own_logprobs(policy, batch)
     scored = policy.compute_logprobs_no_grad(batch, entropy=True)
     assert near(policy, batch.require("logprobs_sampler")[batch.actions], own[batch.actions])

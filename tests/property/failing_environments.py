@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from lmgym.core import seeds
 from lmgym.core.registry import register
 from lmgym.envs.base import Step
@@ -91,3 +93,25 @@ class Forgetful:
             os._exit(3)
         over = self.turns == 4
         return Step([] if over else [{"role": "user", "content": "on"}], terminated=over)
+
+
+@register("env", "arrays")
+class Arrays:
+    """All that it returns comes from arrays of numpy's; it lasts three turns, of two players."""
+
+    players, first, learners = np.int64(2), np.int64(1), np.arange(2)
+
+    def reset(self, example: Example, seed: int) -> str:
+        self.what, self.board = example.id, np.zeros(3, bool)
+        return "go"
+
+    def step(self, text: str, stop: str) -> Step:
+        self.board[np.argmin(self.board)] = True
+        over, turn = self.board.all(), self.board.sum()
+        notes = {"right": over, "turn": turn, "share": self.board.mean(dtype=np.float32), "board": self.board}
+        flags: Any = {self.what: over if self.what in ("terminated", "truncated") else np.bool_(False)}
+        if self.what not in ("terminated", "truncated"):
+            flags["terminated"] = over
+        others: Any = {np.int64(1): np.float32(0.5)} if over else {}
+        player: Any = np.int64(turn % 2)
+        return Step([{"role": "user", "content": "on"}], turn / 2, player=player, others=others, info=notes, **flags)

@@ -20,7 +20,8 @@ from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.placement import unguarded_sentence
-from lmgym.envs.vector import LONGEST_OBSERVATION, EnvFailure, InProcess, Opening, check_step, opening_of
+from lmgym.envs.step_checks import LONGEST_OBSERVATION, check_step
+from lmgym.envs.vector import EnvFailure, InProcess, Opening, opening_of
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.logs.records import episode_metrics, read_records, rollout_record
@@ -30,7 +31,7 @@ from lmgym.rollouts.evaluate import measured, noted
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
 from lmgym.types import Episode, Example, Message
 from tests import models, rounding
-from tests.property.failing_environments import Failing, Moody
+from tests.property.failing_environments import Arrays, Failing, Moody
 
 pytestmark = pytest.mark.processes
 
@@ -344,6 +345,27 @@ def test_a_fork_of_the_training_process_does_not_go_on(tmp_path: Path) -> None:
 def test_a_reward_may_be_an_array_of_one_number(reward: Any) -> None:
     step = check_step(Step(reward=reward, terminated=True))
     assert step.reward == 0.5 and not hasattr(step.reward, "__len__")
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated", "unfinished", "restart"])
+def test_values_of_numpy_are_the_same_in_processes(flag: str) -> None:
+    """numpy's False is false there too, and its numbers stay numbers."""
+    envs = EnvProcesses("arrays", plugins=[PLUGIN], count=1)
+    here, there = failing(Arrays, [flag]), failing(envs, [flag])
+    envs.close()
+    assert [episode.to_json() for episode in here] == [episode.to_json() for episode in there]
+    first, second = here
+    assert not first.error and [len(first.turns), len(second.turns)] == [1, 2]  # the second player begins
+    assert first.terminated == (flag != "truncated") and [first.score, second.score] == [1.5, 2.0]
+    assert not any(turn.unfinished or turn.restart for turn in (*first.turns, *second.turns))
+    last = {"right": True, "turn": 3, "share": 1.0, "board": "[True, True, True]"}
+    assert first.turns[-1].info == last and type(first.turns[-1].info["turn"]) is int
+    assert episode_metrics(here)["environment/turn"] == 2.0
+
+
+def test_a_player_is_a_whole_number() -> None:
+    with pytest.raises(TypeError, match=r"step\(\) names player 1\.0; it must be a whole number"):
+        check_step(Step([{"role": "user", "content": "on"}], player=1.0))  # type: ignore[arg-type]
 
 
 def test_what_a_rollout_cannot_use_is_named() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmgym.envs.base import Branch, Step
-from lmgym.envs.replies import writer
+from lmgym.envs.replies import reply_of, with_tools, writer
 from lmgym.envs.tools.calls import Call
 from lmgym.envs.tools.parsing import parse_calls, text_before_calls
 from lmgym.envs.vector import InProcess
@@ -95,6 +95,33 @@ def test_calls_of_an_example_are_written_as_the_system_message_says() -> None:
         tree.messages(broken, writer("system"))
 
 
+CALLED = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+TAGS = "<tool_call>\n<function=write>\n<parameter=text>\nThe first half of the sen"
+
+
+@pytest.mark.parametrize("stop", ["length", "context"])
+@pytest.mark.parametrize("text", [TAGS, "call:write{text:the {set}", CALLED, CALLED + '<tool_call>{"name"'])
+def test_an_answer_that_was_cut_off_has_no_calls(text: str, stop: str) -> None:
+    """Whether the last one is whole cannot be seen in every form; env conversation makes none of them either."""
+    request = ChatRequest(ASKED.messages, (TOOL,), stop=("sen",))
+    assert reply_of(text, stop, request, 0) == Reply(Said("assistant", text), "length")
+    assert reply_of(text, "eos", request, 0).said.calls or text.endswith('"name"')
+
+
+def test_thoughts_may_speak_of_calls() -> None:
+    request = ChatRequest(ASKED.messages, (TOOL,))
+    for thoughts in ("<think>maybe <tool_call>x</tool_call></think>", "<think>so</think>", ""):
+        said = reply_of(f"{thoughts}Now. {CALLED}", "eos", request, 0).said
+        assert said.text == f"{thoughts}Now." and [name for _, name, _ in said.calls] == ["add"]
+    assert reply_of(f"<think>so</think>{CALLED[11:-12]}", "eos", request, 0).said.text == "<think>so</think>"
+
+
+def test_letters_of_all_languages_are_shown_as_they_are() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "\u00e9t\u00e9"}}
+    [system, _] = with_tools([{"role": "user", "content": "q"}], ChatRequest(ASKED.messages, (tool,)), "system")[0]
+    assert "\u00e9t\u00e9" in system["content"]
+
+
 class Wanders:
     """Goes from turn to turn of its own tree as a list of numbers says."""
 
@@ -156,7 +183,7 @@ json_values = st.recursive(
 fields = st.sampled_from(
     ["messages", "role", "content", "tools", "n", "stop", "stream", "tool_calls", "tool_call_id", "name", "function",
      "type", "text", "logprobs", "temperature", "stream_options", "id", "arguments", "prompt", "system", "tool_use_id",
-     "input", "input_schema", "stop_sequences"]
+     "input", "input_schema", "stop_sequences", "is_error", "cache_control"]
 )  # fmt: skip
 requests = st.dictionaries(fields, json_values | st.just([{"role": "user", "content": "a"}]), max_size=5)
 
@@ -179,6 +206,38 @@ def test_any_json_is_read_or_refused(tree: Any, message: dict[str, Any]) -> None
             assert request.messages[-1].role != "assistant"
             assert len(Tree().messages(ChatRequest(request.messages[-1:]))) == 1
             assert len(request.messages) == 1 or not request.bare
+
+
+def anthropic(result: dict[str, Any], **tool: Any) -> ChatRequest:
+    """A request with a call of a tool, a block that answers it, and the tool with more keys."""
+    block = {"type": "tool_result", "tool_use_id": "a", "content": "boom", **result}
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}, "cache_control": {"type": "ephemeral"}}
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": [use]}]
+    tools = [{"name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}, **tool}]
+    return read_messages({"messages": [*said, {"role": "user", "content": [block]}], "tools": tools})
+
+
+def test_a_failed_call_is_told_as_a_failed_one() -> None:
+    assert anthropic({"is_error": True, "content": 'no "b"'}).messages[-1].text == '{"error": "no \\"b\\""}'
+    for same in ({}, {"is_error": False}, {"cache_control": {"type": "ephemeral"}}):
+        assert anthropic(same, strict=False).messages[-1].text == "boom"
+
+
+@pytest.mark.parametrize(
+    ("block", "tool", "said"),
+    [
+        ({"is_error": "yes"}, {}, "'is_error' must be true or false"),
+        ({"odd": 1}, {}, "a block of type tool_result holds 'odd', which is not supported; leave it out"),
+        ({"content": [{"type": "text", "text": "x", "odd": 1}]}, {}, "a part of type text holds 'odd'"),
+        ({}, {"strict": True}, "a tool holds 'strict', which is not supported; leave it out"),
+        ({}, {"input_examples": [{"a": 1}]}, "a tool holds 'input_examples'"),
+    ],
+)
+def test_what_blocks_and_tools_ask_for_in_vain_is_refused(
+    block: dict[str, Any], tool: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Refused, match=said):
+        anthropic(block, **tool)
 
 
 @pytest.mark.parametrize(
