@@ -68,6 +68,10 @@ def later(texts, examples):
     return [1.0 for _ in texts]
 """
 ROWS = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(6)]
+HELD_OUT_ROWS = {  # no prompt is in two splits
+    split: [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(first, first + 6)]
+    for split, first in (("test", 10), ("validation", 20))
+}
 
 
 def write_rows(folder: Path, rows: list[dict[str, str]], split: str = "train") -> None:
@@ -79,8 +83,8 @@ def write_world(world: Path) -> None:
     """All files that the recipes name."""
     for number, name in enumerate(("one", "two", "three")):
         write_rows(world / name, ROWS[number:])
-        for split in ("test", "validation"):
-            write_rows(world / name, ROWS[::-1], split)
+        for split, held_out in HELD_OUT_ROWS.items():
+            write_rows(world / name, held_out, split)
     for name in ("words.txt", "more.txt", "deep.txt", "levels/a.txt", "levels/.hidden", "over.txt", "after.txt",
                  "held_out.txt", "reward.txt", "script.py"):  # fmt: skip
         (world / name).parent.mkdir(exist_ok=True)
@@ -236,6 +240,7 @@ def machine(verdict: str, part: str, *names: str) -> list[Cell]:
 
 
 NEW_ROWS = [*ROWS[1:5], {"prompt": "5+1=", "answer": "7"}]
+NEW_HELD_OUT = [{"prompt": "10+1=", "answer": "7"}, *HELD_OUT_ROWS["test"][1:]]
 LAST, START = (2, 1), (0, 0)
 BOTH, HELD_OUT, EPSILON = "best early", "evaluation on 'test'", ("rms_norm_eps", 0.1)
 SECOND = "stages/1/"
@@ -312,10 +317,10 @@ CELLS: list[Cell] = [
     Cell("data: moved, with a curriculum", move("two/train.jsonl", "moved/train.jsonl"), "same", recipe="curriculum"),
     Cell("data of a stage that is over: an answer is another", rows("one", NEW_ROWS), "refused", said="stage 'one'"),
     Cell("data of a stage that has not begun: an answer is another", rows("three", NEW_ROWS), "same"),
-    Cell("held-out data, before the last stage", rows("three", NEW_ROWS, "test"), "refused", said=HELD_OUT),
-    Cell("held-out data, in the last stage", rows("three", NEW_ROWS, "test"), "refused", said=HELD_OUT,
+    Cell("held-out data, before the last stage", rows("three", NEW_HELD_OUT, "test"), "refused", said=HELD_OUT),
+    Cell("held-out data, in the last stage", rows("three", NEW_HELD_OUT, "test"), "refused", said=HELD_OUT,
          place=LAST),
-    Cell("held-out data, before the first step", rows("three", NEW_ROWS, "test"), "same", place=START, anew=BOTH),
+    Cell("held-out data, before the first step", rows("three", NEW_HELD_OUT, "test"), "same", place=START, anew=BOTH),
     # Files of environments.
     Cell("a file that `env` names", edit("words.txt"), "refused", said="env.words"),
     Cell("a file that `env` names in a list", edit("more.txt"), "refused", said="env.more.0"),

@@ -131,7 +131,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         merged[key] = new
         if isinstance(old, dict) and isinstance(new, dict) and key != "rewards":
             name = old.get("name") or DEFAULT.get(key)
-            goes_over = new.get("name") in (None, name) or (name is None and key not in NAMED)
+            goes_over = new.get("name") in (None, name) or (name is None and key in ("optimizer", *PARTS))
             merged[key] = merge(old, new) if goes_over else new
     return merged
 
@@ -148,14 +148,20 @@ def check_heard(tree: Mapping[str, Any], overrides: list[str], stage_keys: Colle
 
 
 def is_unheard(tree: Mapping[str, Any], key: str, stage_keys: Collection[str]) -> bool:
-    """True if every stage has a value of its own in place of that at the top of the recipe.
+    """True if every stage has a value of its own in place of that at the top of the recipe, which then changes nothing.
 
     Example: is_unheard({"steps": 9, "stages": [{"steps": 2}]}, "steps", STAGE_KEYS) -> True"""
     stages, path = tree.get("stages"), key.split(".")
     if path[0] not in stage_keys or not isinstance(stages, list) or not stages:
         return False
     base = {key: value for key, value in tree.items() if key in stage_keys}
-    return all(isinstance(own, dict) and _at(merge(base, own), path) != _at(base, path) for own in stages)
+    rest = _without(base, path)
+    return all(
+        isinstance(own, dict)
+        and _at(merge(base, own), path) != _at(base, path)
+        and merge(base, own) == merge(rest, own)
+        for own in stages
+    )
 
 
 def write_yaml(tree: Mapping[str, Any]) -> str:
@@ -166,6 +172,14 @@ def write_yaml(tree: Mapping[str, Any]) -> str:
 
 def _is_escaped(character: str) -> bool:
     return character != "\n" and is_hidden(character)
+
+
+def _without(tree: Any, path: list[str]) -> Any:
+    """A copy without what stands at the path."""
+    if not isinstance(tree, Mapping) or path[0] not in tree:
+        return tree
+    rest = {key: value for key, value in tree.items() if key != path[0]}
+    return rest if len(path) == 1 else {**tree, path[0]: _without(tree[path[0]], path[1:])}
 
 
 def _at(tree: Any, path: list[str]) -> Any:

@@ -97,7 +97,8 @@ class EnvironmentFactory(Conversation):
         return self._noted(known, await earned if inspect.isawaitable(earned) else earned)
 
     def _noted(self, step: Step, earned: Any) -> Step:
-        notes = {name: plain(value) for name, value in vars(self._object).items() if not name.startswith("_")}
+        public = {name: value for name, value in vars(self._object).items() if not name.startswith("_")}
+        notes = {name: plain(value) for name, value in public.items() if not getattr(value, "ndim", 0)}  # no boards
         kept = {name: value for name, value in notes.items() if _is_plain(value)}
         return replace(step, reward=step.reward + reward_number(earned), info={**step.info, **kept})
 

@@ -20,14 +20,18 @@ def plain(value: Any) -> Any:
     """A value of numpy's as Python's own, an array as a list; any other value as it is.
 
     Example: plain(np.bool_(False)) -> False"""
-    return value.tolist() if hasattr(value, "tolist") else value
+    return value.tolist() if _is_numpys(value) else value
 
 
 def plain_or_text(value: Any) -> Any:
     """As `plain`, for values that JSON does not know: what is not numpy's becomes a text.
 
     Example: json.dumps({"row": np.array([1, 2])}, default=plain_or_text) -> '{"row": [1, 2]}'"""
-    return plain(value) if hasattr(value, "tolist") else str(value)
+    return plain(value) if _is_numpys(value) else str(value)
+
+
+def _is_numpys(value: Any) -> bool:
+    return hasattr(value, "tolist") and not isinstance(value, type)
 
 
 def check_demonstration(text: Any) -> str:
@@ -93,7 +97,7 @@ def _in_python(step: Step) -> Step:
     changed["player"] = None if step.player is None else _whole(step.player)
     if step.others:
         changed["others"] = {_whole(number): reward_number(reward) for number, reward in step.others.items()}
-    if any(hasattr(note, "tolist") for note in step.info.values()):
+    if any(map(_is_numpys, step.info.values())):
         changed["info"] = {name: plain(note) for name, note in step.info.items()}
     changed = {name: value for name, value in changed.items() if value is not getattr(step, name)}
     return replace(step, **changed) if changed else step

@@ -196,7 +196,7 @@ def opening_of(env: Env, prompt: Any) -> Opening:
     players, first = plain(getattr(env, "players", 1)), plain(getattr(env, "first", 0))
     learners = tuple(map(plain, getattr(env, "learners", range(players))))
     seed = tuple(map(plain, getattr(env, "sampling_seed", ())))
-    return Opening(prompt, stop, template, players, first, learners, seed, getattr(env, "program", False))
+    return Opening(prompt, stop, template, players, first, learners, seed, getattr(env, "program", False) is True)
 
 
 def demonstrate_step(env: Any) -> Any:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations, product
+from itertools import combinations, product
 from typing import Any
 
 from lmgym.config.yaml import check_heard, is_unheard, own_key, set_key
@@ -59,7 +59,7 @@ def expand(
     for inline, base in _alternatives(tree, ""):
         for key in axes:
             _once(key, inline)
-        _check_apart([*axes, *inline], base)
+        _check_apart({key: [value] for key, value in inline.items()} | axes, base)
         for key in inline:
             if is_unheard(base, key, stage_keys):
                 raise LmgymError(f"runs: every stage sets {key} itself, so the values at the top change nothing")
@@ -199,12 +199,20 @@ def holds(outer: str, inner: str) -> bool:
     return f"{inner}.".startswith(f"{outer}.")
 
 
-def _check_apart(keys: Sequence[str], tree: Mapping[str, Any]) -> None:
-    """Raise LmgymError for two keys that change the same value: the later one would undo the other."""
-    for one, other in permutations(keys, 2):
-        if holds(own_key(tree, one), own_key(tree, other)):
+def _check_apart(values: Mapping[str, Sequence[Any]], tree: Mapping[str, Any]) -> None:
+    """Raise LmgymError for two keys that set the same value: the later one would undo the other. Those of `values` have
+    the order in which they are set."""
+    for earlier, later in combinations(values, 2):
+        one, other = own_key(tree, earlier), own_key(tree, later)
+        undone, outer = holds(other, one), later
+        if not undone and holds(one, other):  # a section, then a key of it that some of the sections have already
+            inner = other.removeprefix(f"{one}.")
+            sections = [flat(value) for value in values[earlier] if isinstance(value, Mapping)]
+            undone, outer = any(holds(key, inner) or holds(inner, key) for own in sections for key, _ in own), earlier
+        if undone:
             raise LmgymError(
-                f"runs: {one} and {other} both have values, and set the same thing; write all of it as values of {one}"
+                f"runs: {earlier} and {later} both have values, and set the same thing; write all of it as values of "
+                f"{outer}"
             )
 
 

@@ -123,7 +123,8 @@ def _said(message: Any) -> list[Said]:
         if kind == "tool_result" and role == "user":
             said.append(_result(block))
         elif kind == "tool_use" and role == "assistant" and isinstance(block.get("input"), dict):
-            refuse_unknown(block, ("type", "id", "name", "input", "cache_control"), "a block of type tool_use")
+            known = ("type", "id", "name", "input", "cache_control", "caller")
+            refuse_unknown(block, known, "a block of type tool_use")
             arguments = json.dumps(block["input"], ensure_ascii=False)
             check(arguments, "a call of a tool")
             calls.append((_named(block, "id"), _named(block, "name"), arguments))
@@ -176,7 +177,8 @@ def _tool(tool: Any) -> dict[str, Any]:
     schema = given.get("input_schema")
     if given.get("type", "custom") not in ("custom", None) or not isinstance(schema, dict):
         raise Refused("a tool must be an object with name, description and input_schema; no tool runs at the server")
-    refuse_unknown(given, ("type", "name", "description", "input_schema", "cache_control"), "a tool")
+    known = ("type", "name", "description", "input_schema", "cache_control", "eager_input_streaming")
+    refuse_unknown(given, known, "a tool")
     function = {"name": given.get("name"), "description": given.get("description") or "", "parameters": schema}
     if not isinstance(function["name"], str) or not isinstance(function["description"], str):
         raise Refused("the name and the description of a tool must be texts")

@@ -193,6 +193,11 @@ class _Data:
             return (0.0 if ends is None else hash_fraction(told)), example
 
         made = list(fitting(found.rows(), make))
+        if twice and not made:
+            raise LmgymError(
+                f"task 'data': each of the {twice:,} prompts of split '{split}' is in another split's own data too; "
+                "give other data to one of them, or the same path to both"
+            )
         if twice:
             tell(f"rows that are left out, since another split's own data holds their prompts too: {twice:,}")
         if ends is None:

@@ -223,7 +223,8 @@ def _value(stage: StageRun, results: dict[str, Interval], metric: str, key: str)
     if metric in results and not math.isnan(results[metric].mean):
         return results[metric].mean
     reward = metric.partition("/")[0]
-    known = metric in results or f"unjudged/{reward}" in results
+    # Where environments have failed, their answers have no number.
+    known = metric in results or f"unjudged/{reward}" in results or "environment_errors" in results
     if not known and not (reward == "reward" and "unjudged" in results):
         raise LmgymError(f"{key} is '{metric}'; {registry.suggest(metric, results)}")
     why = "is not a number" if metric in results else "has no answer"

@@ -24,11 +24,16 @@ def usable_groups(groups: list[list[Episode]], required: Requirements) -> list[l
 
 
 def refuse_unjudged(groups: Sequence[Sequence[Episode]], step: int) -> NoReturn:
-    """Raise LmgymError about a step of which all draws are there, and no answer was judged."""
+    """Raise LmgymError about a step of which all draws are there, and every answer failed or was not judged."""
     errors = [error for group in groups for one in group for error in (*one.reward_errors.values(), one.error) if error]
     why = f"; the first failure: {errors[0]}" if errors else ""
+    count = sum(map(len, groups))
+    if all(one.error for group in groups for one in group):
+        raise LmgymError(
+            f"step {step + 1}: the environment failed for each of its {count} answers; the first: {errors[0]}"
+        )
     raise LmgymError(
-        f"step {step + 1}: no reward judged any of its {sum(map(len, groups))} answers (each was None or a failure), "
+        f"step {step + 1}: no reward judged any of its {count} answers (each was None or a failure), "
         f"and max_draws allows no further prompts{why}"
     )
 

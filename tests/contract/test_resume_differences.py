@@ -114,7 +114,7 @@ ROWS = [{"id": f"row {number}", "prompt": f"{number}+1=", "answer": str(number +
 
 def rows(path: Path, rows: list[dict[str, str]]) -> Path:
     path.mkdir(exist_ok=True)
-    for split, chosen in (("train", rows), ("test", [{"id": "t", "prompt": "1+1=", "answer": "2"}])):
+    for split, chosen in (("train", rows), ("test", [{"id": "t", "prompt": "90+1=", "answer": "91"}])):
         (path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
     return path
 
@@ -142,7 +142,7 @@ def test_data_counts_by_its_contents(
     said = resume(capsys, folder, "steps=3", f"task.path={moved}/{{split}}.jsonl")
     assert "resuming" in said and not resumes(folder)
     # What is evaluated on counts as well.
-    (moved / "test.jsonl").write_text(json.dumps({"id": "t", "prompt": "2+1=", "answer": "3"}) + "\n")
+    (moved / "test.jsonl").write_text(json.dumps({"id": "t", "prompt": "92+1=", "answer": "93"}) + "\n")
     said = complaint(capsys, "train", folder, "steps=4")
     assert "the data of the evaluation on 'test' has other contents" in said, said
 

@@ -584,6 +584,7 @@ def test_prompts_of_a_held_out_file_are_not_trained_on(tmp_path: Path) -> None:
     broken = _written(tmp_path / "broken.jsonl", as_lines([*SUMS[20:30], {"prompt": 5}]))
     assert len(load_task("data", "train", path=train, test_path=broken)) == 20  # told where it is read: test
     assert len(load_task("data", "train", path=train, test_path=train)) == 30
+    assert len(load_task("data", "train", path=[train, broken], test_path=[train, broken], unfit="drop")) == 40
     assert len(load_task("data", "train", **both, streaming=True)) == 30
     parts = {"splits": {"train": "train[:60%]", "test": "train[40%:]"}, "path": train}
     assert len(load_task("data", "train", **parts)) == 12

@@ -143,13 +143,13 @@ def test_labels_are_short_stable_and_fit_for_a_folder() -> None:
             {},
             {"algorithm.group_size": [2], "algorithm": ["rloo"]},
             [],
-            r"runs: algorithm and algorithm\.group_size both",
+            r"runs: algorithm\.group_size and algorithm both have values, .*as values of algorithm$",
         ),
         (
-            {"algorithm": ONCE},
+            {"algorithm": {"expand": True, "values": [{"name": "grpo", "group_size": 4}]}},
             {"algorithm.group_size": [2]},
             [],
-            r"runs: algorithm and algorithm\.group_size both have",
+            r"runs: algorithm and algorithm\.group_size both have values, .*as values of algorithm$",
         ),
         (
             {"stages": [{"name": "rl"}]},
@@ -161,7 +161,7 @@ def test_labels_are_short_stable_and_fit_for_a_folder() -> None:
             {"stages": [{}, {"name": "b"}]},
             {"stages.b.steps": [3], "stages.1": [7]},
             [],
-            r"runs: stages\.1 and stages\.b\.st",
+            r"runs: stages\.b\.steps and stages\.1 both .*as values of stages\.1",
         ),
         (
             {"stages": [{}, {"name": "b"}]},
@@ -174,6 +174,22 @@ def test_labels_are_short_stable_and_fit_for_a_folder() -> None:
 def test_values_that_make_no_sense(tree: Any, sweep: Any, seeds: Any, sentence: str) -> None:
     with pytest.raises(LmgymError, match=sentence):
         expand(tree, sweep, seeds, STAGE_KEYS)
+
+
+def test_a_section_and_then_a_key_of_it_are_a_grid() -> None:
+    axes = {"algorithm.group_size": [2, 4]}
+    for tree, sweep in (
+        ({}, {"algorithm": ["grpo", "rloo"], **axes}),
+        ({"algorithm": {"expand": True, "values": ["grpo", "rloo"]}}, axes),
+    ):
+        found = [variant.tree["algorithm"] for variant in expand(tree, sweep, [], STAGE_KEYS)]
+        assert found == [{"name": name, "group_size": size} for name in ("grpo", "rloo") for size in (2, 4)]
+
+
+def test_a_section_that_every_stage_adds_to_is_heard() -> None:
+    rates = [{"learning_rate": 1.0e-5}, {"learning_rate": 1.0e-4}]
+    tree = {"optimizer": {"expand": True, "values": rates}, "stages": [{"optimizer": {"weight_decay": 0.1}}]}
+    assert [variant.tree["optimizer"] for variant in expand(tree, {}, [], STAGE_KEYS)] == rates
 
 
 def test_keys_of_two_stages_and_of_two_names_stand_side_by_side() -> None:

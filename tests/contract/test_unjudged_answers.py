@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from lmgym.rewards.normalisation import Moments, normalise
 from lmgym.rewards.token_credit import rewards_by_turn
 from lmgym.rollouts.evaluate import chosen_by, measured
 from lmgym.rollouts.rollout import apply_rewards, groups_of
-from lmgym.training.unjudged import usable_groups
+from lmgym.training.unjudged import refuse_unjudged, usable_groups
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.parity.test_resume import Interrupting
@@ -274,6 +275,9 @@ def test_an_answer_whose_environment_failed_takes_no_part(reward: bool) -> None:
     ]
     groups[0][1].error = "step() took longer than 60 s"
     assert usable_groups(groups, Requirements(reward=reward)) == [groups[0][:1], groups[1]]
+    failed = [[replace(groups[0][1])], [replace(groups[0][1])]]
+    with pytest.raises(LmgymError, match=r"the environment failed for each of its 2 answers; the first: step\(\) took"):
+        refuse_unjudged(failed, 0)
     dapo = GRPO(group_size=2, dynamic_sampling=True)
     assert dapo.select(usable_groups(groups, dapo.requirements), 2) == ([groups[1]], True)
     worse = [Episode(Example("x", "?"), 0, n, score=-1.0 - n) for n in range(3)]

@@ -341,6 +341,9 @@ def test_the_column_of_answers_may_be_the_reference_too(solution: str) -> None:
     for example in (asked(solution), asked(solution, answer=solution)):
         assert math_equal([r"\boxed{18}", r"\boxed{9}"], [example] * 2) == [1.0, 0.0]
     check_examples(build_rewards({"math_equal": 1.0}), [asked(solution, answer=solution)])
+    for whole in ("June 20", "No solution for n > 3", "x >= 5 or x <= 2"):  # no sentences, so compared as a whole
+        one = asked(whole, answer=whole)
+        assert math_equal([rf"\boxed{{\text{{{whole}}}}}", r"\boxed{20}"], [one] * 2) == [1.0, 0.0]
     bare = asked(r"50%", answer="50%")
     assert math_equal([r"\boxed{0.5}", r"\boxed{5}"], [bare] * 2) == [1.0, 0.0]
 

@@ -204,6 +204,12 @@ def test_numbers_are_compared_exactly_and_texts_as_texts(text: str, reference: s
         ("2 + 3x = 9", "2 + 3x = 9"),
         # Words behind a number are none.
         ("18 - that is all", "18"),
+        ("*18* (5 + 13).", "18"),
+        ("6 - A.", "6"),
+        ("30 - C is wrong", "30"),
+        # One number in two forms is no list.
+        ("3/4 or 0.75", "3/4"),
+        ("18, 18.0", "18"),
         ("18 - a lot", "18"),
         ("18 - (see above)", "18"),
         ("18 - ... well", "18"),

@@ -84,13 +84,14 @@ class Noting:
     def step(self, text: str, stop: str) -> Step:
         self.turns += 1
         first = self.turns == 1
-        info = {"place": np.float32(3.5), "why": "so", "list": [1]} if first else {"why": "so"}
+        info = {"place": np.float32(3.5), "why": "so", "list": [1], "kind": np.float32} if first else {"why": "so"}
         return Step([{"role": "user", "content": "go on"}], info=info) if first else Step(info=info, terminated=True)
 
 
 def test_what_an_environment_notes_is_in_the_records_and_its_numbers_are_metrics() -> None:
     episodes = played(8, Noting, count=4)
-    assert [turn.info for turn in episodes[0].turns] == [{"place": 3.5, "why": "so", "list": "[1]"}, {"why": "so"}]
+    first = {"place": 3.5, "why": "so", "list": "[1]", "kind": str(np.float32)}
+    assert [turn.info for turn in episodes[0].turns] == [first, {"why": "so"}]
     assert Episode.from_json(episodes[0].to_json()) == episodes[0]
     record = rollout_record(episodes[0])
     assert record["turns"][1]["info"] == {"why": "so"}

@@ -57,15 +57,14 @@ ATTACHED = r"(?:[A-Za-z]{3,}+|(?:cm|mm|km|kg|mg|m[lL]|lb|oz|ft|in|hr|am|pm|st|nd
 TERM = r"(?:\.?[0-9]|[\u221a\u03c0]|sqrt|\((?![A-Za-z]{2}))"
 ALGEBRA = re.compile(
     rf"(?!{ATTACHED}|[mgshlLCF]\b)[A-Za-z]|\s?\\(?![%$)\]])|\.\\(?:overline|bar|dot)|\s?[\^_]|\(|:[0-9]|,[0-9]"
-    rf"|\s?[\u00b2\u00b3\u00bc-\u00be\u03c0\u221a\u00b1]|\s?(?:pi\b|sqrt)|\s?(?:[{OPERATORS}]|{TIMES})\s?{TERM}"
-    rf"|\s?[{OPERATORS}]\s?(?![aAI]\s)(?<!/)(?<!/\s)[A-Za-z]\b|\s?/\s?(?![mgshlLCF]\b)[A-Za-z]\b"
+    rf"|\s?[\u00b2\u00b3\u00bc-\u00be\u03c0\u221a\u00b1]|\s?(?:pi\b|sqrt)|(?!\*\s)\s?(?:[{OPERATORS}]|{TIMES})\s?{TERM}"
+    rf"|(?!\*\s)\s?[{OPERATORS}]\s?(?![aAI]\s)(?<!/)(?<!/\s)(?:[a-z]\b|[A-Z]\b(?![.)]|\s[a-z]))|\s?/\s?(?![mgshlLCF]\b)[A-Za-z]\b"
 )
 # Text after a number that does not change its value: "%", " dollars", " m", "cm^2", "km/h", a full stop.
 UNIT = re.compile(
     rf"(?:\s{{0,4}}+(?:\\?[%$]|\^?\\circ|\u00b0|{ATTACHED})|\s{{1,4}}+(?!pi\b)[A-Za-z]{{2,}}+|\s[mgshlL]\b"
     rf"|(?:(?<=[A-Za-z])|(?<=[A-Za-z]\s))\^\{{?[23]\}}?|[./](?=[a-zA-Z])[A-Za-z]++)*+\s{{0,4}}+[.!]?"
 )
-
 # A word such as "thousand" behind a number multiplies it; POWERS: its power of ten.
 MAGNITUDE = re.compile(r"[ \u00a0]{0,4}(hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
 POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -249,7 +248,8 @@ def _read(content: str, boxed: bool) -> str | None:
     content = re.sub(r"^\\[(\[]\s*|\s*\\[)\]].*$", "", content.strip(LEADING)).strip(LEADING)
     content = re.sub(r"^\(([^(),]*)\)[.!]?$", r"\1", content)  # "(18)", "(B)"
     sentence = _sentence(content, boxed)
-    if LIST.fullmatch(sentence):  # several numbers: "2, 3 and 5"
+    # Several numbers ("2, 3 and 5"), unless they are one number in two forms ("3/4 or 0.75").
+    if LIST.fullmatch(sentence) and len({normalise_number(one[0]) for one in NUMBER.finditer(sentence)}) > 1:
         return sentence
     while equation := EQUATION.match(content):
         content = content[equation.end() :].lstrip(LEADING)

@@ -165,7 +165,8 @@ def _right_answers(example: Example) -> list[str]:
 
 def _known(answer: str, example: Example) -> str:
     """The answer in meta["answer"], which may be a whole solution: announced, or the column that became a reference."""
-    worked = answer in example.references and is_worked(answer)
+    has_sentences = "\n" in answer.strip() or answer.strip()[-1:] in (".", "!", "?")  # unlike "June 20"
+    worked = answer in example.references and has_sentences and is_worked(answer)
     return reference_of(answer) if worked or has_box(answer) or ANNOUNCEMENT.search(answer) else answer
 
 

@@ -94,9 +94,13 @@ class Found:
         return [path for paths, _ in self.files for path in paths]
 
     def same_rows(self, other: "Found") -> bool:
-        """True if the other is of the same files, and of the same part of them."""
-        mine, theirs = ([(paths, part.begin, part.end) for paths, part in one.files] for one in (self, other))
-        return self.table is None and mine == theirs
+        """True if the other is of the same files, and of the same part of them, or of an equal table."""
+        if self.table is not None or other.table is not None:
+            return self.table is not None and other.table is not None and bool(self.table.equals(other.table))
+        mine, theirs = (
+            [(path, part.begin, part.end) for paths, part in one.files for path in paths] for one in (self, other)
+        )
+        return mine == theirs
 
     @property
     def large(self) -> bool:
