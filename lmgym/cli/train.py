@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from lmgym.cli.recipes import add_recipe, quick_imports, read_recipe, refuse_out
-from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
-from lmgym.logs.run_folders import is_run
 
 if TYPE_CHECKING:
     from lmgym.config.schema import Config
@@ -35,6 +33,7 @@ def run(given: argparse.Namespace) -> int:
     with quick_imports():
         from lmgym.config.packaged import find_recipe
         from lmgym.config.same_recipe import check_same_recipe
+        from lmgym.config.yaml import read_yaml
         from lmgym.distributed.launch import CRASHED, RANK_LOST
         from lmgym.distributed.process_group import ranks_of_environment
         from lmgym.distributed.ranks import RankLost, ranks_started
@@ -86,6 +85,8 @@ def run(given: argparse.Namespace) -> int:
 
 def _check_kind(folder: Path, holds_several: bool, several: bool) -> None:
     """Raise LmgymError for several runs in the folder of one, or one in that of several: either loses what is there."""
+    from lmgym.logs.run_folders import is_run
+
     here, asked = ("several runs", "one") if holds_several else ("one run", "several")
     if holds_several != several and (holds_several or is_run(folder)):
         raise LmgymError(

@@ -29,6 +29,7 @@ from lmgym.models.rounding import RoundedWeights
 from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect, demonstrate
 from lmgym.tasks.stream import mixture_slot
+from lmgym.training.unjudged import usable_groups
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.trust_region import subsampled
 from tests import models, runs
@@ -53,9 +54,10 @@ def test_a_failed_answer_is_no_half_of_a_pair() -> None:
     """Its score of 0 is that of an environment that failed, not of an answer."""
     group = [Episode(Example("x", "?"), 0, n, [Turn([1], [2])], score=s) for n, s in enumerate([0.5, 0.0, 1.0, 2.0])]
     group[1].error, group[3].error = "it failed", "it failed"
-    assert OnlineDPO(group_size=4).select([group], 1) == ([[group[2], group[0]]], False)
+    dpo = OnlineDPO(group_size=4)
+    assert dpo.select(usable_groups([group], dpo.requirements), 1) == ([[group[2], group[0]]], False)
     group[0].error = "it failed"
-    assert OnlineDPO(group_size=4).select([group], 1) == ([group], True)
+    assert dpo.select(usable_groups([group], dpo.requirements), 1) == ([[group[2]]], True)
 
 
 # A teacher reads what the policy was sampled with
