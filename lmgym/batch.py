@@ -85,7 +85,7 @@ class Batch:
     sampling_mask: SamplingMask | None = None  # of truncated or restricted sampling
     kept: Int[Tensor, "N T"] | None = None  # each action's row in `sampling_mask.bits`
     turn: Int[Tensor, "N T"] | None = None  # number of each action's turn in its episode (functional/turn_discounts.py)
-    turn_lengths: Float[Tensor, "N T"] | None = None  # the number of actions in each action's turn, whatever its rows
+    turn_lengths: Float[Tensor, "N T"] | None = None  # number of actions in each action's turn, all its rows counted
     row: Int[Tensor, " N"] | None = None  # each row's number in the whole batch, for who writes down what became of it
     logprobs_sampler: Float[Tensor, "N T"] | None = None
     baseline: Float[Tensor, " N"] | None = None  # score of the greedy answer

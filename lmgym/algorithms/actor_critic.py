@@ -61,7 +61,7 @@ class ActorCritic(Regularised):
         # gamma and lambda, for all steps or for each.
         factors: Any = (self.gamma, self.gae_lambda)
         if self.discount_per == "turn":
-            # Behind an episode's end there is no turn, whatever the rows are padded with.
+            # Padding after an episode's end belongs to no turn (in the column it is 0, the number of the first turn).
             numbers, precision = batch.require("turn")[row, column].masked_fill(~steps, -1), batch.rewards.dtype
             factors = (per_turn(numbers, factor, precision) for factor in factors)
         dense = credit.gae(rewards[row, column], values[row, column], steps, last_values[last_row] * cut, *factors)

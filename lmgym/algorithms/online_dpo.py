@@ -40,7 +40,7 @@ class OnlineDPO(DPO):
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """The best and the worst of each group whose scores differ. Where none does, more prompts are drawn, and at
-        last the first group stands in for a step that moves nothing."""
+        last the first group is a placeholder for a step that changes nothing."""
         mixed = [group for group in groups if len({episode.score for episode in group}) > 1]
         score = attrgetter("score")
         pairs = [[max(group, key=score), min(group, key=score)] for group in mixed]  # of equals the earliest

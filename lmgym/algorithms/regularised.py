@@ -71,7 +71,7 @@ class Regularised(Algorithm):
                 "algorithm.kl_estimator is k1, whose gradient in a loss is zero on average; write k2 or k3, "
                 "or kl_in: reward"
             )
-        self.beta = self.step_beta = self.kl_coefficient  # of the steps to come, and of the step in hand
+        self.beta = self.step_beta = self.kl_coefficient  # of the next step, and of the current one
 
     @property
     def formulas(self) -> Mapping[str, str]:

@@ -84,7 +84,8 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _check_kind(folder: Path, holds_several: bool, several: bool) -> None:
-    """Raise LmgymError for several runs in the folder of one, or one in that of several: either loses what is there."""
+    """Raise LmgymError for several runs in the folder of one, or one run in the folder of several: the recipe there
+    would be lost."""
     from lmgym.logs.run_folders import is_run
 
     here, asked = ("several runs", "one") if holds_several else ("one run", "several")

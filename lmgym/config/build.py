@@ -89,7 +89,7 @@ def resolved(config: Config) -> dict[str, Any]:
     """The plain tree of a config with every default written out; itself a recipe."""
     tree: dict[str, Any] = plain(config)
     for stage in tree["stages"]:
-        if stage["epochs"] is not None:  # which say how many steps it makes
+        if stage["epochs"] is not None:  # from which the steps are computed
             del stage["steps"]
     return tree
 

@@ -16,7 +16,7 @@ def check_same_recipe(config: Config, recipe: str) -> None:
     if not there.is_file():
         return
     begun = load_config(there)
-    # Of a stage with epochs the steps are known since the run began, and written down in place of them.
+    # A run that has begun has the steps of a stage written down in place of its epochs.
     steps = {stage.name: stage.steps for stage in begun.stages if stage.epochs is None}
     stages = [
         replace(stage, epochs=None, steps=steps[stage.name]) if stage.epochs and stage.name in steps else stage

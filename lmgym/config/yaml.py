@@ -1,6 +1,6 @@
 """A recipe as a plain tree: reading YAML strictly, `key=value` overrides, merging a stage over the defaults, writing.
 
-Nothing here knows what the keys mean; config.py builds the typed tree."""
+Of the keys it knows only which sections may be a name alone, and the default names; build.py makes the typed tree."""
 
 import json
 import shlex
@@ -106,7 +106,7 @@ def set_key(tree: dict[str, Any], key: str, value: Any, stage_keys: Collection[s
 
 
 def own_key(tree: Mapping[str, Any], key: str) -> str:
-    """A dotted key in the one way to write it: stages by number, and none where there is only one stage.
+    """A dotted key in its canonical form: stages by number, and without `stages.N` if there is only one stage.
 
     Example: own_key({"stages": [{"name": "rl"}]}, "stages.rl.steps") -> "steps" """
     stages, parts = tree.get("stages"), key.split(".")
@@ -121,8 +121,8 @@ def own_key(tree: Mapping[str, Any], key: str) -> str:
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Sections merge key by key; a section with another `name`, and `rewards`, replace the base's. The base's
-    algorithm or environment without a name has that of `DEFAULT`; its optimizer, or part of an algorithm, without one
-    goes with any."""
+    algorithm or environment without a name has the name in `DEFAULT`; its optimizer, or a part of its algorithm,
+    without a name merges with any name."""
     merged = dict(base)
     for key, value in over.items():
         named = key in NAMED or key in PARTS
@@ -175,7 +175,7 @@ def _is_escaped(character: str) -> bool:
 
 
 def _without(tree: Any, path: list[str]) -> Any:
-    """A copy without what stands at the path."""
+    """A copy of the tree without the value at this path."""
     if not isinstance(tree, Mapping) or path[0] not in tree:
         return tree
     rest = {key: value for key, value in tree.items() if key != path[0]}

@@ -34,8 +34,8 @@ def fitted(space: Any, action: Any) -> Any:
 
 
 def _array(space: Any, numbers: Any) -> Any:
-    """The numbers in the space's dtype. Raises ValueError for some that it cannot hold: 0.5 as a whole number, 300 in
-    eight bits, 1e39 in fp32."""
+    """The numbers as an array of the space's dtype. Raises ValueError for one that it cannot hold: 0.5 in an
+    integer dtype, 300 in uint8, 1e39 in fp32."""
     import numpy as np
 
     given = np.asarray(numbers)

@@ -1,4 +1,4 @@
-"""What an environment returns, checked, and with Python's own values in place of numpy's."""
+"""Checks of what an environment returns; numpy values become Python values."""
 
 import numbers
 import operator
@@ -17,14 +17,14 @@ FLAGS = ("terminated", "truncated", "unfinished", "restart")  # of a step
 
 
 def plain(value: Any) -> Any:
-    """A value of numpy's as Python's own, an array as a list; any other value as it is.
+    """A numpy value as a Python value, an array as a list; any other value as it is.
 
     Example: plain(np.bool_(False)) -> False"""
     return value.tolist() if _is_numpys(value) else value
 
 
 def plain_or_text(value: Any) -> Any:
-    """As `plain`, for values that JSON does not know: what is not numpy's becomes a text.
+    """As `plain`, for values that JSON does not know: what is no numpy value becomes a text.
 
     Example: json.dumps({"row": np.array([1, 2])}, default=plain_or_text) -> '{"row": [1, 2]}'"""
     return plain(value) if _is_numpys(value) else str(value)
@@ -91,8 +91,8 @@ def check_step(step: Any) -> Step:
 
 
 def _in_python(step: Step) -> Step:
-    """The step as another process can get it: JSON does not know numpy's values, and would write its False as a text,
-    which is true."""
+    """The step with Python values only, as it is sent to other processes: JSON would write numpy's False as a text,
+    and a text is true."""
     changed: dict[str, Any] = {name: bool(getattr(step, name)) for name in FLAGS}
     changed["player"] = None if step.player is None else _whole(step.player)
     if step.others:
@@ -112,7 +112,7 @@ def _whole(number: Any) -> int:
 
 
 def check_messages(messages: Any) -> None:
-    """Raise TypeError or ValueError for what are no messages, or too long ones."""
+    """Raise TypeError or ValueError if these are no messages, or too long."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise TypeError(f"messages are {represent(messages)}; they must be a list of {{role, content}}")
     for message in messages:

@@ -193,7 +193,7 @@ def _values(given: Any, where: str) -> list[Any]:
 
 
 def holds(outer: str, inner: str) -> bool:
-    """True if a dotted key is the other one, or the section that it is in.
+    """True if `outer` is the key `inner` itself, or a section that contains it.
 
     Example: holds("algorithm", "algorithm.group_size") -> True"""
     return f"{inner}.".startswith(f"{outer}.")

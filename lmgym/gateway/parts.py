@@ -47,7 +47,7 @@ def _text_of(part: Any, pictures: bool) -> str:
 
 
 def refuse_unknown(part: Mapping[str, Any], known: Collection[str], what: str) -> None:
-    """Raise Refused for a field with a value that is not known, so that nothing is left out in silence.
+    """Raise Refused for an unknown field that is set, so that nothing is left out in silence.
 
     Example: refuse_unknown({"name": "add", "strict": True}, ("name",), "a tool") raises "a tool holds 'strict', ..."
     """

@@ -47,8 +47,8 @@ class PolicySection(Section):
     lora_alpha: NonNegativeFloat | None = None
     """The product of the adapters is scaled by alpha / rank. Default: 2 * rank."""
     lora_targets: list[str] | str = "all-linear"
-    """Names of the linear layers that get adapters, or how they end behind a point; a text that is no list is a regular
-    expression of whole names; all-linear: all except the LM head."""
+    """Linear layers that get adapters: a list of names, or of the last parts of dotted names; or a regular expression
+    for whole names; all-linear: all except the LM head."""
     train_vision: bool = False
     """Of a model that reads pictures, train the vision tower too, and what projects its output into the language model;
     with lora_rank by adapters. Without it they are frozen, and a picture's features are computed once."""

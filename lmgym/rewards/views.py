@@ -29,8 +29,8 @@ def without_thinking(text: str, opened: bool = False) -> str:
 
 
 def strip_thoughts(episode: Episode, stripping: Stripping) -> Episode:
-    """A copy of an episode whose last message has no thoughts, in whichever of its turns they stand. The ids stay as
-    sampled; the original, which is trained on, does not change.
+    """A copy of an episode whose last message has no thoughts; they are removed from all turns of that message. The ids
+    stay as sampled; the original, which is trained on, does not change.
 
     Example: strip_thoughts(episode, stripping="opened").text -> '4'"""
     kept = without_thinking(episode.text, stripping == "opened")
@@ -46,7 +46,7 @@ def strip_thoughts(episode: Episode, stripping: Stripping) -> Episode:
 
 
 def with_text(episode: Episode, text: str) -> Episode:
-    """A copy of an episode with this text as its last message; all of it stands in the last turn.
+    """A copy of an episode whose last message is this text. The whole text is in the last turn.
 
     Example: with_text(episode, "4").text -> '4'"""
     if not episode.turns:

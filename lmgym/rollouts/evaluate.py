@@ -164,7 +164,7 @@ def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> 
 
 
 def _answered(group: Sequence[Episode]) -> list[Episode]:
-    """The episodes whose environment did not fail: what the others have said was cut short, and is no wrong answer."""
+    """The episodes whose environment did not fail: an answer that a failure has cut short is no wrong answer."""
     return [episode for episode in group if not episode.error]
 
 

@@ -172,8 +172,8 @@ class _Data:
     def _all(
         self, found: Found, split: str, below: str, ends: list[float] | None, others: Sequence[str]
     ) -> Sequence[Example]:
-        """The examples of what was found, or those of them whose prompts are the split's. In memory, without prompts
-        of those `others` that have data of their own."""
+        """The examples of what was found, or those whose prompts are the split's. In memory without the prompts of
+        `others`, splits that have data of their own."""
         stems = {file: stem + below for file, stem in _stems(found).items()}
         if self._stays(found):
             return self._streamed(found, split, stems, ends)
@@ -209,8 +209,8 @@ class _Data:
         return bool(self.streaming or (self.streaming is None and found.large))
 
     def _held_out(self, found: Found, others: Sequence[str]) -> set[str]:
-        """The prompts of the data that `others` have of their own, but of the same rows once more: who names them for
-        both splits means it. In data that stays in its files they are not looked for."""
+        """The prompts of the `others` that have data of their own. Left out is data that is named for this split too,
+        which is meant, and data that stays in its files."""
         prompts = set[str]()
         for own in map(self._own, others):
             if own is not None and not self._stays(own) and not own.same_rows(found):

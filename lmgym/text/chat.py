@@ -117,7 +117,7 @@ def answer_ids(
 
 
 def unwritten(tokenizer: Any, prompt: Prompt, answer: str, template: Template | None = None, start: str = "") -> str:
-    """What is left of an answer behind what the end of its prompt, or its given start, has written already.
+    """The rest of an answer whose beginning the end of its prompt, or `start`, has written already.
 
     Example: unwritten(tokenizer, "2+2=", "<think>so</think>4") -> "so</think>4", where a prompt ends with <think>"""
     if answer[:1] not in ("<", "["):

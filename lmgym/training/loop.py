@@ -164,7 +164,7 @@ def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) ->
     for group in selected:
         brought = [episode for episode in group if id(episode) not in drawn]
         for episode in brought:
-            episode.group, episode.selected = number, True
+            episode.group, episode.selected = number, not episode.error  # of a buffer that an older version has kept
         episodes += brought
         number += bool(brought)
     for index, episode in enumerate(episodes):

@@ -160,11 +160,11 @@ def load_data(config: Config) -> Data:
 
 
 def count_epochs(stage: Stage, examples: Sequence[Example]) -> None:
-    """Set the steps of a stage that counts epochs of these examples; of another stage nothing.
+    """Replace the epochs of a stage, if it has any, by the steps that they make with these examples.
 
     Example: 2.5 epochs of 100 rows are 32 steps of 8 prompts; the last one begins the next epoch."""
     if stage.epochs is not None:
-        # Of the digits that the recipe has: in floats, 1.1 times 100 is more than 110.
+        # Exact: in floats, 1.1 times 100 is more than 110.
         prompts = Fraction(str(stage.epochs)) * len(examples)
         stage.steps, stage.epochs = max(math.ceil(prompts / stage.prompts_per_step), 1), None
 

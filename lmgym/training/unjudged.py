@@ -24,7 +24,7 @@ def usable_groups(groups: list[list[Episode]], required: Requirements) -> list[l
 
 
 def refuse_unjudged(groups: Sequence[Sequence[Episode]], step: int) -> NoReturn:
-    """Raise LmgymError about a step of which all draws are there, and every answer failed or was not judged."""
+    """Raise LmgymError for a step in which every answer of all draws failed or was not judged."""
     errors = [error for group in groups for one in group for error in (*one.reward_errors.values(), one.error) if error]
     why = f"; the first failure: {errors[0]}" if errors else ""
     count = sum(map(len, groups))

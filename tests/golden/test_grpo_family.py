@@ -438,7 +438,7 @@ def test_dynamic_sampling_draws_until_enough_groups_differ() -> None:
     assert dapo.select([equal, equal], 1) == ([equal], True)
     assert dapo.select([equal, mixed, group(0.5, 0.4), mixed], 2) == ([mixed, group(0.5, 0.4)], False)
     assert GRPO(group_size=2).select([equal], 4) == ([equal], False)
-    # The group that stands in where no scores differ moves nothing, however long its answers are.
+    # If no group has different scores, the first group is a placeholder: zero advantages, whatever its lengths.
     answers = [Episode(Example("x", "?"), 0, n, [Turn([9], [5] * k)], score=1.0) for n, k in enumerate((10, 4))]
     assert not dapo.advantages(collate(answers, limit=10)).advantages.any()
     answers[1].score = 0.5

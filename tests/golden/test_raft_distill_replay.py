@@ -247,6 +247,10 @@ def test_the_trainer_gets_copies_numbered_after_the_fresh_groups() -> None:
         (0, 1, 3, True),
     ]
     assert [(e.group, e.index) for e in kept] == [(0, 0), (0, 1)]
+    kept[1].error = "it failed"  # older versions kept such an answer
+    fresh = [group_of(MIXED, 0, 1)]
+    episodes = mark_selected(fresh, algorithm.select(fresh, 1)[0])
+    assert [e.selected for e in episodes] == [True, True, True, False]
 
 
 def test_the_draw_is_uniform_without_replacement_and_a_function_of_the_key() -> None:

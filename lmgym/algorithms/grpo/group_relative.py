@@ -69,7 +69,7 @@ class GroupRelative(Regularised):
 
     def select(self, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
         """All groups; or, with dynamic sampling, the first `wanted` whose scores differ. Where none does, as in a task
-        that is solved, the first group is taken for a step that moves nothing."""
+        that is solved, the first group is a placeholder, and the step changes nothing."""
         if not self.dynamic_sampling:
             return groups, False
         mixed = [group for group in groups if len({episode.score for episode in group}) > 1]
@@ -83,7 +83,7 @@ class GroupRelative(Regularised):
                 raise LmgymError("algorithm.overlong needs the token limit of an answer; give collate(limit=...)")
             longest = longest_turns(batch.actions, batch.require("turn"), batch.episode)
             penalty = overlong_penalty(longest, batch.limit, self.overlong).to(score.dtype)
-            if self.dynamic_sampling:  # the group that stands in where no scores differ moves nothing
+            if self.dynamic_sampling:  # a placeholder group of equal scores must have zero advantages
                 penalty = penalty * mixed_groups(batch.score, batch.group)
             score = score + penalty
         # The credit of each token; what was cut off may have none.

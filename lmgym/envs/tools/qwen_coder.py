@@ -47,7 +47,7 @@ def typed(value: str, tool: str, name: str, schemas: Mapping[str, Mapping[str, A
 
 
 def _may_be_text(schema: Any) -> bool:
-    """Whether a text fits a schema, as it also does where the schema does not say what fits."""
+    """True if the schema allows a text, or does not say what it allows."""
     known = schema if isinstance(schema, dict) else {}
     if isinstance(known.get("enum"), list):
         return any(isinstance(value, str) for value in known["enum"])

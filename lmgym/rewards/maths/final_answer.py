@@ -46,7 +46,7 @@ SENTENCE_END = re.compile(r"[.!?]\s+(?=[A-Z])")
 ITEM = r"(?:[A-Za-z]\s?=\s?)?[-\u2212]?\$?[0-9]++(?:,[0-9]{3}(?![0-9]))*+(?:[./][0-9]++)?+%?"
 LIST = re.compile(rf"{ITEM}(?:(?:\s*+,\s*+(?:(?:and|or)\s++)?+|\s++(?:and|or)\s++){ITEM})++[.!]?\s*")  # "2, 3 and 5"
 WORKED = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s|\n")  # words: a worked solution, or an answer such as "4 out of 5"
-# What a worked solution has, and a bare answer has not: several lines, how a sentence begins or ends, or a verb.
+# Signs of a worked solution: several lines, a sentence's beginning or end, an equals sign or a verb.
 VERB = r"\b(?:is|are|was|were|has|have|gets?|costs?|needs?|equals?|gives?|yields?|makes?)\b"
 SOLUTION = re.compile(rf"\n|^[A-Z][A-Za-z]*\s|[.!?]$|=|{VERB}")
 FUNCTION = re.compile(r"\b(?:sin|cos|tan|log|ln|exp|sqrt|mod)\b")

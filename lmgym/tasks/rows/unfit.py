@@ -110,7 +110,7 @@ def collecting(choice: Choice, what: str) -> Iterator[Unfit]:
 
 @contextmanager
 def told_elsewhere() -> Iterator[None]:
-    """While rows of another split are looked at: those that do not fit are told of when that split is loaded."""
+    """For reading rows of another split: its unfit rows are reported when that split is loaded, not now."""
     token = _current.set(Unfit("drop"))
     try:
         yield
