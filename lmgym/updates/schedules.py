@@ -18,7 +18,8 @@ def share_of_peak(
 
     With p = (step - warmup) / (steps - warmup): linear 1 - p; cosine (1 + cos(pi p)) / 2; with restarts the same of the
     fraction of cycles p; polynomial (1 - p)^power; inverse_sqrt 1 / sqrt(1 + (step - warmup) / w), w the warm-up or
-    10,000; warmup_stable_decay 1, then cosine over the last decay_fraction of the steps.
+    10,000; warmup_stable_decay 1, then cosine over the last decay_fraction of the steps. transformers' polynomial ends
+    at a rate of 1e-7, not at 0 (`optimizer.final_fraction`: its share of the peak).
 
     Example: share_of_peak("linear", 75, 100, 0, 1, 1.0, 0.1) -> 0.25"""
     progress = min((step - warmup) / max(steps - warmup, 1), 1.0)

@@ -23,6 +23,9 @@ from lmgym.compat.settings.shell import Script
 from lmgym.config.schema import Config, Stage
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.rewards.foreign.openrlhf import lists_of
+from lmgym.rewards.views import as_sequence
+from lmgym.types import Episode, Turn
 from tests.runs import records
 
 TRL = """
@@ -195,7 +198,7 @@ def test_verl_overrides(tmp_path: Path) -> None:
     assert tree["task"]["path"] == ["~/a/train.parquet", "~/b/train.parquet"]
     assert tree["task"]["test_path"] == "~/a/test.parquet"
     assert tree["algorithm"] == {
-        "name": "grpo", "group_size": 5, "epochs": 1, "surrogate": {"high": 0.28, "dual": 3.0},
+        "name": "grpo", "group_size": 5, "epochs": 1, "surrogate": {"low": 0.2, "high": 0.28, "dual": 3.0},
         "credit": {"scale": "group"}, "minibatches": 4, "kl_coefficient": 0.001, "kl_in": "loss", "kl_estimator": "k2",
     }  # fmt: skip
     assert tree["rewards"] == {"overlong": {"buffer": 256, "weight": 1.0, "max_tokens": 1024}, "mine:score": 1.0}
@@ -222,7 +225,8 @@ def test_openrlhf_flags(tmp_path: Path) -> None:
         "surrogate": {"low": 0.2, "high": 0.27}, "kl_in": "loss", "minibatches": 4,
     }  # fmt: skip
     assert tree["rewards"] == {"reward_func:reward_func": 1.0}
-    assert tree["task"]["prompt"] == "question" and tree["task"]["references"] == "answer"
+    assert tree["task"]["prompt"] == "question" and tree["task"]["columns"] == {"label": "answer"}
+    assert tree["task"]["references"] is None  # a label is given as it stands in the data, a list too
     assert tree["task"]["prompts"] == "chat" and tree["task"]["hub_id"] == "org/prompts"
     assert (tree["prompts_per_step"], tree["epochs"], tree["optimizer"]["betas"]) == (128, 2, [0.9, 0.95])
 
@@ -330,6 +334,298 @@ def test_other_keys_with_a_counterpart(tmp_path: Path) -> None:
     assert recipe(tmp_path, "nemo-rl", nemo)["sampling"]["stop_ids"] == [5, 7]
 
 
+PPO_OF_VERL = """python3 -m verl.trainer.main_ppo data.train_files=a.parquet data.val_files=b.parquet \\
+    actor_rollout_ref.model.path=m custom_reward_function.path=r.py actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
+    actor_rollout_ref.rollout.n=8 data.train_batch_size=64 """
+PPO_OF_OPENRLHF = """python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path m --reward.remote_url r.py \\
+    --data.prompt_dataset p.jsonl --data.input_key q --rollout.n_samples_per_prompt 8 """
+
+
+def of_verl(folder: Path, keys: str, script: str = PPO_OF_VERL) -> tuple[dict[str, Any], str]:
+    """The recipe of a script of verl, where A is the actor, and what is said about it; nothing stands in the way."""
+    path = write(folder, "verl", script + keys.replace(" A.", " actor_rollout_ref.actor."))
+    text, obstacles = converted("verl", path)
+    assert obstacles == []
+    return yaml.safe_load(text), re.sub(r"\n#\s+", " ", text)
+
+
+def of_openrlhf(folder: Path, flags: str, trainer: str = "ppo_ray") -> tuple[dict[str, Any], str]:
+    text, _ = converted("openrlhf", write(folder, "openrlhf", PPO_OF_OPENRLHF.replace("ppo_ray", trainer) + flags))
+    return yaml.safe_load(text), re.sub(r"\n#\s+", " ", text)
+
+
+@pytest.mark.parametrize(
+    ("mode", "surrogate", "reduction"),
+    [
+        ("gspo", {"low": 0.2, "high": 0.2, "ratio": "sequence"}, "sequence"),
+        ("sapo", {"name": "sapo"}, "sequence"),
+        ("geo_mean", {"low": 0.2, "high": 0.2, "name": "gmpo"}, "sequence"),
+        ("cispo", {"low": 0.2, "high": 0.2, "name": "cispo"}, "token"),
+        ("gpg", {"name": "none"}, "token"),
+        ("vanilla", {"low": 0.2, "high": 0.2, "dual": 3.0}, "token"),
+    ],
+)
+def test_losses_of_verl(tmp_path: Path, mode: str, surrogate: dict[str, Any], reduction: str) -> None:
+    """Three have a mean of their own, which loss_agg_mode does not change, and all have a clip of 0.2."""
+    keys = f"algorithm.adv_estimator=grpo A.policy_loss.loss_mode={mode} A.loss_agg_mode=token-mean"
+    tree, said = of_verl(tmp_path, keys)
+    assert tree["algorithm"]["surrogate"] == surrogate and tree["algorithm"]["reduction"] == reduction
+    assert ("the policy loss is a mean over answers in verl" in said) is (reduction == "sequence")
+
+
+def test_the_mean_of_gspo_and_sapo_elsewhere(tmp_path: Path) -> None:
+    gspo = of_openrlhf(tmp_path, "--algo.advantage.estimator group_norm --actor.policy_loss_type gspo")[0]["algorithm"]
+    assert (gspo["surrogate"]["ratio"], gspo["reduction"]) == ("sequence", "sequence")
+    sapo = recipe(tmp_path, "open-r1", f"{OPEN_R1}loss_type: sapo\n")["algorithm"]
+    assert (sapo["surrogate"]["name"], sapo["reduction"]) == ("sapo", "sequence")
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("opo", {"name": "opo", "surrogate": {"name": "clip", "low": 0.2, "high": 0.2, "dual": 3.0}}),
+        ("gpg", {"name": "gpg", "surrogate": {"name": "clip", "low": 0.2, "high": 0.2, "dual": 3.0}}),
+        ("gpg A.policy_loss.loss_mode=gpg", {"name": "gpg", "surrogate": {"name": "none"}}),
+        (
+            "grpo A.policy_loss.loss_mode=clip_cov A.policy_loss.clip_cov_ratio=0.001",
+            {"name": "grpo", "surrogate": {"low": 0.2, "high": 0.2}, "tokens": {"name": "clip_cov", "share": 0.001}},
+        ),
+        (
+            "opo A.policy_loss.loss_mode=kl_cov A.clip_ratio_c=10",
+            {"name": "opo", "surrogate": {"name": "none"}, "tokens": {"name": "kl_cov", "coefficient": 0.1}},
+        ),
+        ("grpo_passk", {"name": "pass_at_k", "credit": {"k": 8}, "reduction": "token"}),
+        ("rloo", {"name": "rloo", "group_size": 8}),
+    ],
+)
+def test_estimators_of_verl(tmp_path: Path, keys: str, expected: dict[str, Any]) -> None:
+    """Each can be built, takes one optimizer step a batch, and says how its numbers differ."""
+    tree, said = of_verl(tmp_path, f"algorithm.adv_estimator={keys}")
+    assert tree["algorithm"] | expected == tree["algorithm"] and "minibatches" not in tree["algorithm"]
+    assert ("divided by the group's deviation" in said) is (keys == "grpo_passk")
+    assert ("one step a batch, with the sum over an answer's tokens" in said) is (keys == "rloo")
+    assert tree["algorithm"] != expected or keys == "rloo"
+
+
+def test_what_an_algorithm_has_no_key_for_is_said(tmp_path: Path) -> None:
+    """Also what stands in a section that it lacks, and switches."""
+
+    def left_out(said: str) -> list[str]:
+        return re.findall(r"- (\S+), line \d+: algorithm\.([a-z_.]+) is no key of this algorithm; left out", said)
+
+    correction = "algorithm.rollout_correction"
+    tree, said = of_verl(
+        tmp_path,
+        f"algorithm.adv_estimator=rloo {correction}.rollout_is=sequence {correction}.rollout_is_threshold=2.0 "
+        "A.clip_ratio=0.1 algorithm.filter_groups.enable=True",
+    )
+    assert left_out(said) == [
+        ("actor_rollout_ref.actor.clip_ratio", "surrogate.low"),
+        ("actor_rollout_ref.actor.clip_ratio", "surrogate.high"),
+        ("algorithm.filter_groups.enable", "dynamic_sampling"),
+        (f"{correction}.rollout_is", "correction.name"),
+        (f"{correction}.rollout_is", "correction.level"),
+        (f"{correction}.rollout_is_threshold", "correction.cap"),
+    ]
+    assert tree["algorithm"] == {"name": "rloo", "group_size": 8}
+    tree, said = of_verl(tmp_path, "algorithm.adv_estimator=gae A.policy_loss.loss_mode=clip_cov A.clip_ratio=0.1")
+    assert left_out(said) == [("actor_rollout_ref.actor.policy_loss.loss_mode", "tokens.name")]
+    assert tree["algorithm"]["name"] == "ppo" and tree["policy"]["critic"] == "separate"
+    assert (tree["algorithm"]["clip_low"], tree["algorithm"]["clip_high"]) == (0.1, 0.1)
+    assert "clip_ratio_c, by default 3, which bounds the vanilla loss" in said
+    flags = "--algo.advantage.estimator reinforce --actor.policy_loss_type gspo --actor.dual_clip 3"
+    assert left_out(of_openrlhf(tmp_path, flags)[1]) == [
+        ("actor.dual_clip", "surrogate.dual"), ("actor.policy_loss_type", "surrogate.ratio")
+    ]  # fmt: skip
+
+
+def test_minibatches_of_a_default_are_told_where_an_algorithm_takes_one_step(tmp_path: Path) -> None:
+    lost = "algorithm.minibatches is no key of this algorithm; left out"
+    script = PPO_OF_VERL.replace("actor_rollout_ref.actor.ppo_mini_batch_size=64", "").replace("=64", "=1024")
+    said = of_verl(tmp_path, "algorithm.adv_estimator=rloo", script)[1]
+    assert f"verl's default of actor_rollout_ref.actor.ppo_mini_batch_size: {lost}" in said
+    assert said.count("left out") == 1  # what else is lost by a default is told by the estimator's sentence
+    tree, said = of_verl(tmp_path, "algorithm.adv_estimator=opo", script)
+    assert tree["algorithm"]["minibatches"] == 4 and "left out" not in said
+    said = of_openrlhf(tmp_path, "--algo.advantage.estimator rloo")[1]
+    assert f"1024 prompts x 8 answers / openrlhf's default of train.batch_size: {lost}" in said
+
+
+def test_two_kls_and_a_critic_of_its_own(tmp_path: Path) -> None:
+    kls = "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.01 algorithm.kl_ctrl.type=adaptive"
+    tree, said = of_verl(tmp_path, f"algorithm.adv_estimator=grpo {kls} A.use_kl_loss=True A.kl_loss_coef=0.002")
+    assert (tree["algorithm"]["kl_in"], tree["algorithm"]["kl_coefficient"]) == ("loss", 0.002)
+    assert "algorithm.use_kl_in_reward, line 3: verl has a KL in the reward too" in said
+    assert "kl_target" not in tree["algorithm"] and "algorithm.kl_ctrl.kl_coef" in said
+    critic = "critic.optim.lr=2e-5 critic.ppo_epochs=4 critic.optim.weight_decay=0.3 critic.model.path="
+    tree, said = of_verl(tmp_path, f"algorithm.adv_estimator=gae {critic}other")
+    assert tree["optimizer"]["critic_learning_rate"] == 2e-5
+    for key in ("critic.model.path, line 3: other", "critic.ppo_epochs, line 3: 4", "weight_decay, line 3: 0.3"):
+        assert f"{key} there; the critic has the policy's here" in said
+    mean = "the value loss is a mean over tokens here"  # verl's critic follows the actor where it has no key
+    for keys, told in (("critic.loss_agg_mode", True), ("actor_rollout_ref.actor.loss_agg_mode", True), ("x.y", False)):
+        said = of_verl(tmp_path, f"algorithm.adv_estimator=gae {keys}=seq-mean-token-mean")[1]
+        assert (f"{keys}, line 3: {mean}" in said) is (mean in said) is told
+    assert "critic.model.path, line 3:" not in of_verl(tmp_path, f"algorithm.adv_estimator=gae {critic}m")[1]
+    said = of_openrlhf(tmp_path, "--critic.model_name_or_path other")[1]
+    assert "critic.model_name_or_path, line 2: the critic starts from the policy here" in said
+
+
+def test_warm_up_by_steps_or_by_a_share(tmp_path: Path) -> None:
+    """verl takes steps from 0 on, transformers steps above 0; else the share counts."""
+    for steps, expected in ((10, {"warmup": 10}), (0, {"warmup": 0}), (-1, {"warmup_ratio": 0.1})):
+        keys = f"algorithm.adv_estimator=grpo A.optim.lr_warmup_steps={steps} A.optim.lr_warmup_steps_ratio=0.1"
+        tree, said = of_verl(tmp_path, keys)
+        assert tree["optimizer"] == expected and "lr_warmup_steps" in said and "lr_warmup_steps_ratio" in said
+    for steps, expected in ((10, {"warmup": 10}), (0, {"warmup_ratio": 0.1}), (0.2, {"warmup_ratio": 0.2})):
+        found = recipe(tmp_path, "open-r1", f"{OPEN_R1}warmup_steps: {steps}\nwarmup_ratio: 0.1\n")["optimizer"]
+        assert {key: value for key, value in found.items() if "warmup" in key} == expected
+
+
+def test_rates_of_trainers_on_data(tmp_path: Path) -> None:
+    """Each trainer has its own, and not that of policy gradients."""
+    for trainer, rate in (("sft", 5e-6), ("rm", 9e-6), ("dpo", 1e-5), ("kto", 1e-5), ("kd", 5e-6)):
+        assert of_openrlhf(tmp_path, "", trainer)[0]["optimizer"]["learning_rate"] == rate
+        assert of_openrlhf(tmp_path, "--adam.lr 3e-4", trainer)[0]["optimizer"]["learning_rate"] == 3e-4
+    script = "torchrun -m verl.trainer.{} data.train_files=a.parquet {}"
+    usual = {"learning_rate": 1e-5, "schedule": "cosine", "warmup_ratio": 0.1, "betas": [0.9, 0.95]}
+    assert of_verl(tmp_path, script.format("fsdp_sft_trainer", ""), "")[0]["optimizer"] == usual
+    found = of_verl(tmp_path, script.format("fsdp_sft_trainer", "optim.lr=2e-4 optim.warmup_steps_ratio=0.2"), "")[0]
+    assert found["optimizer"] == usual | {"learning_rate": 2e-4, "warmup_ratio": 0.2}
+    assert of_verl(tmp_path, script.format("sft_trainer", ""), "")[0]["optimizer"] == {
+        "learning_rate": 1e-3, "warmup": 0
+    }  # fmt: skip
+    path = write(tmp_path, "verl", script.format("sft_trainer", "trainer.test_freq=after_each_epoch"))
+    [obstacle] = converted("verl", path)[1]
+    assert "'after_each_epoch' cannot be read; write evaluation.every yourself" in obstacle
+
+
+def test_ends_of_learning_rates(tmp_path: Path) -> None:
+    """OpenRLHF's min_lr_ratio is of two schedules; transformers' polynomial ends at a rate."""
+
+    def openrlhf(flags: str, trainer: str = "ppo_ray") -> tuple[str, float | None]:
+        made = of_openrlhf(tmp_path, flags, trainer)[0]["optimizer"]
+        return made["schedule"], made.get("final_fraction")
+
+    assert openrlhf("") == ("cosine", 0.1) == openrlhf("--actor.lr_scheduler cosine_warmup_with_min_lr")
+    assert openrlhf("--actor.lr_scheduler cosine_with_min_lr --actor.min_lr_ratio 0.3") == ("cosine", 0.3)
+    assert openrlhf("--lr_scheduler $KIND") == ("cosine", 0.1)  # unknown, so OpenRLHF's default
+    assert openrlhf("--lr_scheduler linear --min_lr_ratio 0.3") == ("linear", None)
+    assert openrlhf("--lr_scheduler cosine", "sft") == ("cosine", None)
+    assert openrlhf("--lr_scheduler polynomial") == ("polynomial", pytest.approx(0.1))
+    assert openrlhf("--lr_scheduler polynomial", "rm") == ("polynomial", pytest.approx(1e-7 / 9e-6))
+
+    def trl(kind: str, arguments: str) -> dict[str, Any]:
+        config = f"GRPOConfig(learning_rate=1e-5, lr_scheduler_type='{kind}', lr_scheduler_kwargs={arguments})"
+        made: dict[str, Any] = of_script(tmp_path, f"GRPOTrainer('m', args={config}, train_dataset='d')")[0]
+        return {key: value for key, value in made["optimizer"].items() if key in ("final_fraction", "power")}
+
+    assert trl("polynomial", "None") == {"final_fraction": pytest.approx(0.01)}
+    assert trl("polynomial", "{'lr_end': 1e-6, 'power': 2.0}") == {"final_fraction": pytest.approx(0.1), "power": 2.0}
+    assert trl("cosine_with_min_lr", "{'min_lr_rate': 0.2}") == {"final_fraction": 0.2}
+    assert trl("cosine_with_min_lr", "dict(min_lr=1e-6)") == {"final_fraction": pytest.approx(0.1)}
+    assert trl("linear", "None") == {}
+    file = OPEN_R1.replace("cosine_with_min_lr", "polynomial").replace("min_lr_rate: 0.1", "lr_end: 0.0")
+    assert recipe(tmp_path, "open-r1", file)["optimizer"]["final_fraction"] == 0
+
+
+def test_arguments_of_open_r1_s_rewards(tmp_path: Path) -> None:
+    """Its script gives them, where the functions have other defaults or none."""
+    names = "reward_funcs: [cosine, repetition_penalty, soft_overlong_punishment, code_format]\n"
+    file = OPEN_R1.replace("reward_funcs: [accuracy, tag_count]\nreward_weights: [1.0, 0.5]\n", names)
+    made = {
+        "get_cosine_scaled_reward": {"weight": 1.0, "min_value_wrong": 0.0},
+        "get_repetition_penalty_reward": {"weight": 1.0, "ngram_size": 3, "max_penalty": -1.0},
+        "get_soft_overlong_punishment": {"weight": 1.0, "max_completion_len": 16384, "soft_punish_cache": 4096},
+        "get_code_format_reward": 1.0,
+    }
+    assert recipe(tmp_path, "open-r1", file)["rewards"] == {f"open_r1.rewards:{name}": of for name, of in made.items()}
+    given = recipe(tmp_path, "open-r1", f"{file}cosine_min_value_wrong: -0.2\nrepetition_n_grams: 4\n")["rewards"]
+    assert given["open_r1.rewards:get_cosine_scaled_reward"]["min_value_wrong"] == -0.2
+    assert given["open_r1.rewards:get_repetition_penalty_reward"]["ngram_size"] == 4
+
+
+def test_estimators_and_losses_of_openrlhf(tmp_path: Path) -> None:
+    tree, said = of_openrlhf(tmp_path, "--algo.advantage.estimator group_norm --algo.advantage.no_std_norm")
+    assert tree["algorithm"]["credit"] == {"scale": "group"}
+    assert "no_std_norm = True (line 2): reinforce_pp and ppo always divide by the deviation" in said
+    tree, said = of_openrlhf(tmp_path, "--algo.advantage.estimator reinforce_baseline --algo.advantage.gamma 0.99")
+    assert "gamma" not in tree["algorithm"] and "gamma = 0.99 (line 2): OpenRLHF sets it to 1 with this" in said
+    for estimator in ("reinforce", "gae"):
+        flags = f"--algo.advantage.estimator {estimator} --algo.advantage.gamma 0.99"
+        assert of_openrlhf(tmp_path, flags)[0]["algorithm"]["gamma"] == 0.99
+    assert "OpenRLHF clips" in of_openrlhf(tmp_path, "--algo.advantage.estimator rloo")[1]
+    dpo = of_openrlhf(tmp_path, "--model.ipo_enable", "dpo")[0]["algorithm"]
+    assert dpo == {"name": "dpo", "objective": "ipo"}  # sums, where the preset ipo has means
+    distilled = {"name": "gkd", "source": "references", "divergence": "forward_kl"}
+    for flags, weights in (("", (0.4, 0.6)), ("--kd_coef 0.9", (0.9, 0.1))):
+        found = of_openrlhf(tmp_path, f"--teacher_model t {flags}", "kd")[0]["algorithm"]
+        named = dict(zip(("divergence_coefficient", "supervised_coefficient"), weights, strict=True))
+        assert found == distilled | named | {"teacher": "t"}
+    assert of_openrlhf(tmp_path, "", "kto")[0]["algorithm"]["beta"] == 0.01
+
+
+def test_keys_that_change_results_are_not_called_idle(tmp_path: Path) -> None:
+    lora = "--ds.lora.rank 8 --ds.lora.target_modules {} --ds.load_in_4bit --algo.kl.estimator {}"
+    for modules, targets in (("q_proj v_proj", ["q_proj", "v_proj"]), ("q_proj", ["q_proj"]), ("all-linear",) * 2):
+        tree, said = of_openrlhf(tmp_path, lora.format(modules, "k3"))
+        assert (tree["policy"]["lora_targets"], tree["policy"]["quantise"]) == (targets, "4bit")
+        assert "algo.kl.estimator, line 2: the difference of the log-probabilities (k1) here" in said
+    assert "ds.lora.dropout = 0.1" in of_openrlhf(tmp_path, "--ds.lora.dropout 0.1")[1].partition("Differs:")[0]
+    assert "(k1) here" not in of_openrlhf(tmp_path, lora.format("q_proj", "k1"))[1]
+    said = of_verl(tmp_path, "algorithm.adv_estimator=grpo actor_rollout_ref.ref.model.path=other")[1]
+    assert "ref.model.path = other (line 3): the reference is the policy as it starts" in said
+    off = "shuffle_dataset: false\nuse_bias_correction_kl: false\nref_model: other\n"
+    text, _ = converted("open-r1", write(tmp_path, "open-r1", OPEN_R1 + off))
+    assert yaml.safe_load(text)["shuffle"] is False
+    assert "use_bias_correction_kl, line 15: k3 times the ratio here" in text
+    assert "ref_model = other (line 16): the reference is the policy as it starts" in text
+    sft = of_script(tmp_path, "SFTTrainer(model='m', args=SFTConfig(shuffle_dataset=False), train_dataset='d')")[0]
+    assert "shuffle" not in sft  # there it is about another order, before the usual one
+    assert recipe(tmp_path, "nemo-rl", NEMO + "data: {shuffle: false}\n")["shuffle"] is False
+
+
+def test_switches_that_are_off_here_and_on_there(tmp_path: Path) -> None:
+    """False is left out untold only where it is what they have, and the template's switch is taken over."""
+    for value, told in (("False", True), ("True", False)):
+        switches = ("completion_only_loss", "disable_dropout", "average_tokens_across_devices")
+        config = ", ".join(f"{switch}={value}" for switch in switches)
+        _, said = of_script(tmp_path, f"SFTTrainer(model='m', args=SFTConfig({config}), train_dataset='d')")
+        assert all((f"{switch} = {value} (line" in said) is told and switch in said for switch in switches)
+    assert "assistant_only_loss = " not in of_script(
+        tmp_path, "SFTTrainer(model='m', args=SFTConfig(assistant_only_loss=False), train_dataset='d')"
+    )[1]  # fmt: skip
+    off = {"enable_thinking": False}
+    switch = "algorithm.adv_estimator=grpo +data.apply_chat_template_kwargs.enable_thinking=False"
+    assert of_verl(tmp_path, switch)[0]["policy"]["chat_template_kwargs"] == off
+    for system, file in (
+        ("open-r1", f"{OPEN_R1}chat_template_kwargs: {{enable_thinking: false}}\n"),
+        (
+            "nemo-rl",
+            NEMO.replace("policy: {", "policy: {tokenizer: {chat_template_kwargs: {enable_thinking: false}}, "),
+        ),
+    ):
+        assert recipe(tmp_path, system, file)["policy"]["chat_template_kwargs"] == off
+
+
+def test_an_objective_of_online_dpo_of_trl(tmp_path: Path) -> None:
+    for kind, objective in (("ipo", {"objective": "ipo"}), ("sigmoid", {})):
+        config = f"OnlineDPOConfig(loss_type='{kind}')"
+        tree, said = of_script(tmp_path, f"OnlineDPOTrainer('m', args={config}, train_dataset='d', reward_funcs=[f])")
+        assert tree["algorithm"] == {"name": "online_dpo", "group_size": 2} | objective and "loss_type = " not in said
+
+
+def test_labels_of_openrlhf_reach_the_function_as_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"q": "9+9?", "a": ["18", "18.0"]}\n{"q": "1+1?", "a": ["2", "2.0"]}\n')
+    task = of_openrlhf(tmp_path, "--data.label_key a")[0]["task"]
+    assert (task["references"], task["columns"]) == (None, {"label": "a"})
+    keys = {key: value for key, value in task.items() if key not in ("name", "path", "prompts")}
+    examples = registry.get("task", "data")("train", path=tmp_path / "p.jsonl", test=0.0, **keys)
+    answers = [Episode(example, 0, place, [Turn([1], [2], text="18")]) for place, example in enumerate(examples)]
+    seen = lists_of([as_sequence(answer, None, special=True) for answer in answers])
+    assert sorted(seen["labels"]) == [["18", "18.0"], ["2", "2.0"]]
+
+
 @given(st.integers(1, 32), st.integers(1, 16), st.integers(1, 8), st.sampled_from([2, 4, 8, 16]), st.integers(1, 4))
 def test_batches_of_trl(each: int, devices: int, accumulated: int, size: int, times: int) -> None:
     """Answers of a generation over answers of a prompt; updates over updates of a generation."""
@@ -431,7 +727,7 @@ def test_no_key_is_lost_and_every_line_says_where_it_is_from(tmp_path: Path, sys
 def test_tables_name_keys_that_there_are(file: str) -> None:
     """Every key of ours in a table is a key of a recipe, and every conversion exists."""
     algorithms = {f.name for name in registry.names("algorithm") for f in fields(registry.get("algorithm", name))}
-    parts = {f.name for kind in ("surrogate", "credit", "correction") for name in registry.names(kind)
+    parts = {f.name for kind in ("surrogate", "credit", "correction", "tokens") for name in registry.names(kind)
              for f in fields(registry.get(kind, name))}  # fmt: skip
     sections = {f.name: f.default_factory for f in [*fields(Config), *fields(Stage)]}
     rows = yaml.safe_load((TABLES / file).read_text())

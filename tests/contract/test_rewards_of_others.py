@@ -136,17 +136,20 @@ def named_and_others(solution_str, extra_info=3, **kwargs):  # type: ignore[no-u
     return 1.0
 
 
+ADDED = {"num_turns": 2, "rollout_reward_scores": {}}  # by verl's manager, to extra_info
+
+
 def test_what_the_data_lack_is_the_function_s_own_default() -> None:
     bare = Episode(Example("a/0", "3+4?"), 0, 0, [Turn([1], [2], text="7")])
     seen.clear()
     values(with_defaults, [bare, *answered("7", data_source="math", extra_info={"level": 2})])
-    assert seen == [("7", "openai/gsm8k", ()), ("7", "math", {"level": 2})]
+    assert seen == [("7", "openai/gsm8k", ADDED), ("7", "math", {"level": 2, **ADDED})]
     seen.clear()
     values(batch_with_defaults, [bare, *answered("7", extra_info={"level": 2})])
-    assert seen == [([None, "7"], ("none",), [None, {"level": 2}])]
+    assert seen == [([None, "7"], ("none",), [ADDED, {"level": 2, **ADDED}])]
     seen.clear()
     values(named_and_others, [bare])
-    assert seen == [(3, {"data_source": None, "ground_truth": None})]  # verl gives these
+    assert seen == [(ADDED, {"data_source": None, "ground_truth": None})]  # verl gives these
 
 
 def seen_by_verl(solution_str: str, ground_truth: str) -> float:
@@ -167,6 +170,19 @@ def conversation() -> Episode:
         {"role": "assistant", "content": "So 7."},
     ]
     return first
+
+
+def by_turns(data_source, solution_str, ground_truth, extra_info):  # type: ignore[no-untyped-def]
+    return extra_info["num_turns"] + extra_info.get("level", 0.0) + len(extra_info["rollout_reward_scores"])
+
+
+def test_verl_s_manager_counts_the_turns() -> None:
+    """User and assistant; a call of a tool and its result are two more. The examples keep their own dictionary."""
+    episodes = [conversation(), *answered("4", data_source="a", extra_info={"level": 0.5})]
+    episodes[0].example.meta["data_source"] = "a"
+    assert values(by_turns, episodes) == [4.0, 2.5]
+    assert episodes[1].example.meta["extra_info"] == {"level": 0.5}
+    assert values(by_turns, answered("4", data_source="a")) == [2.0]  # no such column
 
 
 def test_verl_reads_all_turns() -> None:
@@ -234,8 +250,10 @@ def server() -> Any:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append(body)
-            broken = body["query"] and "break" in body["query"][0]
-            reply = json.dumps({} if broken else reward_func(body["query"], body["prompts"], body["labels"])).encode()
+            asks = body["query"][0] if body["query"] else ""
+            found = {} if "break" in asks else reward_func(body["query"], body["prompts"], body["labels"])
+            found |= {"extra_logs": [1.0, 2.0]} if "unnamed" in asks else {}
+            reply = b"[" * 200_000 if "nest" in asks else json.dumps(found).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
@@ -257,8 +275,11 @@ def test_openrlhf_s_server(server: Any) -> None:
     queries, prompts, labels = openrlhf_s(episodes)
     assert asked == [{"query": queries, "prompts": prompts, "labels": labels}]
     assert [one.score for one in episodes] == reward_func(queries, prompts, labels)["rewards"]
-    with pytest.raises(LmgymError, match="is no JSON object with 'rewards'"):
-        call_reward(reward, answered("break"), tokenizer=chat)
+    for hostile in ("break", "nest"):
+        with pytest.raises(LmgymError, match="is no JSON object with 'rewards'"):
+            call_reward(reward, answered(hostile), tokenizer=chat)
+    with pytest.raises(LmgymError, match=r"'extra_logs' must be names with values, got \[1\.0, 2\.0\]"):
+        call_reward(reward, answered("unnamed"), tokenizer=chat)
     with pytest.raises(LmgymError, match="is no plain address"):
         call_reward(build_rewards({"remote_reward": {"url": "localhost"}})[0], answered("7"), tokenizer=chat)
 

@@ -33,7 +33,7 @@ def _train(given: argparse.Namespace) -> int:
     from lmgym.config.build import load_config
     from lmgym.config.same_recipe import check_same_recipe
     from lmgym.config.yaml import read_yaml
-    from lmgym.experiments.sweep import is_finished
+    from lmgym.experiments.sweep import has_ended
     from lmgym.training.loop import train
 
     path = Path(given.config_path)
@@ -51,8 +51,7 @@ def _train(given: argparse.Namespace) -> int:
             config = load_config(recipe, overrides)
             config.out = str(folder if len(found) == 1 else folder / recipe.stem)
             check_same_recipe(config, str(path))
-            train(config)
-            if not is_finished(config):
+            if not has_ended(train(config)):
                 return 130
     return 0
 

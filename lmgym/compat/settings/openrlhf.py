@@ -15,6 +15,11 @@ def fill(draft: Draft) -> None:
     if "," in str(given := draft.get("task.hub_id") or draft.get("task.path")):
         draft.obstacles.append(f"several sets, {given}: write a mixture (docs/tasks.md)")
     draft.fill("common", kind, *(["pairs"] if pairs else []))
+    schedule = str(draft.settings.take("actor.lr_scheduler lr_scheduler", "cosine_with_min_lr"))
+    if "min_lr" not in schedule and "$" not in schedule:
+        draft.drop("optimizer.final_fraction")  # the others do not get it there
+    if draft.get("optimizer.schedule") == "polynomial":
+        draft.end("lr_end", 1e-7)  # transformers'
     if draft.get("policy.lora_rank"):
         draft.fill("lora")
     if kind != "ppo":

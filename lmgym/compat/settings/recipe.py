@@ -23,6 +23,7 @@ from lmgym.config.yaml import write_yaml
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.core.visible import visible
+from lmgym.updates.optimizer import OptimizerSection
 
 FIRST = ("seed", "policy", "task", "env", "rewards", "algorithm", "sampling", "optimizer", "prompts_per_step", "epochs")
 COLUMN = 56  # where comments begin
@@ -35,7 +36,7 @@ HOW: Mapping[str, Callable[[Any], Any]] = {  # of their value; None leaves our k
     "if true": lambda value: value or None,
     "if false": lambda value: value if not value else None,
     "boolean": bool,
-    "schedule": lambda name: str(name).replace("_with_warmup", "").replace("_with_min_lr", "").lower(),
+    "schedule": lambda name: re.sub("_with_warmup|(_warmup)?_with_min_lr", "", str(name)).lower(),
     "sinks": lambda names: [one for one in ([names] if isinstance(names, str) else names) if one in SINKS] or None,
     "not default": lambda name: None if name == "default" else name,
     "not main": lambda name: None if name == "main" else name,
@@ -43,10 +44,12 @@ HOW: Mapping[str, Callable[[Any], Any]] = {  # of their value; None leaves our k
     "share": lambda value: {"name": "top_entropy", "share": value} if value < 1 else None,
     "minus": lambda value: -value,
     "half": lambda value: value / 2,
+    "rest of 1": lambda value: round(1 - value, 12),
     "less 1": lambda value: value - 1,
     "first": lambda value: value[0],
     "second": lambda value: value[1],
     "targets": lambda names: "all-linear" if names == ["all-linear"] else names,
+    "layers": lambda names: names if isinstance(names, list) or names == "all-linear" else [names],
 }
 
 
@@ -75,6 +78,12 @@ class Draft:
             node = node.setdefault(key, {})
         node[last] = value
         self.sources["/".join([*parents, last])] = source
+
+    def drop(self, ours: str) -> None:
+        """Leave a key out of the recipe again, if it is there."""
+        parents, _, last = ours.rpartition(".")
+        (self.get(parents) or {}).pop(last, None)
+        self.sources.pop(ours.replace(".", "/"), None)
 
     def get(self, ours: str) -> Any:
         """The value that a key of the recipe has so far; None if it has none."""
@@ -162,6 +171,12 @@ class Draft:
             self.put("algorithm.minibatches", whole, source)
         return whole
 
+    def end(self, names: str, default: float | None = None) -> None:
+        """The last learning rate, which they give as a rate and a recipe as a share of the peak."""
+        peak, last = self.get("optimizer.learning_rate") or OptimizerSection.learning_rate, self.value(names, default)
+        if isinstance(peak, int | float) and isinstance(last, int | float):
+            self.put("optimizer.final_fraction", last / peak, f"{self.where(names)}, / {peak:g}")
+
     def data(self, names: str, default: Any = None, task: str = "data") -> None:
         """The `task:` section of a file or of a data set on the Hub."""
         given = self.value(names, default)
@@ -183,7 +198,8 @@ class Draft:
         known, surrogate = {"name", *(f.name for f in fields(kind))}, own.get("surrogate", {})
         for bound in ("low", "high") if "surrogate" not in known else ():
             if bound in surrogate and f"clip_{bound}" in known:
-                self.put(f"algorithm.clip_{bound}", surrogate[bound], self.sources[f"algorithm/surrogate/{bound}"])
+                source = self.sources.pop(f"algorithm/surrogate/{bound}")
+                self.put(f"algorithm.clip_{bound}", surrogate.pop(bound), source)
         if "surrogate" in known:
             part = registry.get("surrogate", surrogate.get("name", "clip"))
             beside = {"dual"} if surrogate.get("ratio") == "sequence" else set()
@@ -207,10 +223,13 @@ class Draft:
 
     def _drop(self, section: dict[str, Any], known: set[str], where: str) -> None:
         for key in [key for key in section if key not in known or section[key] == {}]:
-            source = self.sources.pop(f"{where}{key}", "")
-            if source and "default of" not in source and section[key] not in (1, False):
-                self.differs.append(f"{source}: {where.replace('/', '.')}{key} is no key of this algorithm; left out")
-            del section[key]
+            lost = section.pop(key)
+            for path in [path for path in self.sources if f"{path}/".startswith(f"{where}{key}/")]:
+                source, own = self.sources.pop(path), path.rpartition("/")[2]
+                value = lost.get(own) if isinstance(lost, dict) else lost
+                usual = value is not True and value in (1, False)
+                if not source.startswith(f"{self.system}'s default of") and not usual:
+                    self.differs.append(f"{source}: {path.replace('/', '.')} is no key of this algorithm; left out")
 
     def leftovers(self) -> tuple[list[str], list[str]]:
         """Keys without counterpart, with what happens instead; and keys that do not change the results here."""
@@ -219,7 +238,9 @@ class Draft:
             if key.startswith("def "):
                 continue
             note = next((text for pattern, text in self.table["notes"].items() if fnmatch(key, pattern)), "")
-            usual = value in (None, False, 0, "", {}, []) or str(value) in ("none", note.partition(" is usual")[0])
+            theirs = note.partition(" is usual")[0]
+            off = value in (None, False, 0, "", {}, []) and not (value is False and theirs == "True")
+            usual = off or str(value) in ("none", theirs)
             if usual or (not note and any(fnmatch(key, pattern) for pattern in patterns)):
                 idle += [key] if " of " not in where else []
             else:

@@ -24,7 +24,17 @@ def fill(draft: Draft) -> None:
         name = "sft"
     sampled = name in SAMPLED
     _data(draft, "preferences" if name in PAIRS else "data", *COLUMNS.get(name, ("prompt", None)))
+    arguments = settings.given.get("lr_scheduler_kwargs")
+    if arguments and isinstance(arguments.value, dict):  # of a script or a command; those of YAML have keys with dots
+        del settings.given["lr_scheduler_kwargs"]
+        settings.given |= {
+            f"lr_scheduler_kwargs.{key}": arguments._replace(value=value) for key, value in arguments.value.items()
+        }
     draft.fill("training", *(["sampling"] if sampled else []), name)  # the trainer's own defaults of sampling come last
+    if draft.get("optimizer.schedule") == "polynomial":
+        draft.end("lr_scheduler_kwargs.lr_end", 1e-7)  # transformers'
+    elif settings.key("lr_scheduler_kwargs.min_lr"):
+        draft.end("lr_scheduler_kwargs.min_lr")
     in_script = "LoraConfig" in str(settings.take("peft_config")) or "lora_r" in settings.given
     if settings.take("use_peft", in_script):
         _lora(draft)
@@ -106,13 +116,11 @@ def _batches(draft: Draft, sampled: bool) -> float:
         draft.differs.append(f"{rows:g} prompts a step, rounded up; per_device_train_batch_size and devices say more")
     draft.put("prompts_per_step", ceil(rows), count)
     draft.length("max_steps", "num_train_epochs", 3, updates)
-    warmup, ratio = draft.value("warmup_steps", 0), draft.value("warmup_ratio")
-    share = isinstance(warmup, float) and warmup < 1
-    draft.put(
-        f"optimizer.warmup{'_ratio' if ratio or share else ''}",
-        ratio or warmup,
-        draft.where("warmup_ratio warmup_steps"),
-    )
+    warmup, ratio, place = draft.value("warmup_steps", 0), draft.value("warmup_ratio"), "warmup_steps"
+    if ratio and not (isinstance(warmup, int | float) and warmup > 0):  # transformers takes steps before the ratio
+        warmup, place = ratio, "warmup_ratio"
+    share = place == "warmup_ratio" or (isinstance(warmup, float) and warmup < 1)
+    draft.put(f"optimizer.warmup{'_ratio' if share else ''}", warmup, draft.where(place))
     betas = draft.value("adam_beta1", 0.9), draft.value("adam_beta2", 0.999)
     if betas != (0.9, 0.999):
         draft.put("optimizer.betas", list(betas), "adam_beta1, adam_beta2")
@@ -180,7 +188,8 @@ def _rewards(draft: Draft) -> None:
             draft.put("rewards/reward_model", {"model": name, "weight": weight}, where)
             continue
         made = draft.table["arguments"].get(str(one), {})
-        given = {ours: value for key, ours in made.items() if (value := draft.value(key)) is not None}
+        rows = {key: row if isinstance(row, list) else [row, None] for key, row in made.items()}
+        given = {ours: value for key, (ours, usual) in rows.items() if (value := draft.value(key, usual)) is not None}
         draft.put(f"rewards/{name}", {"weight": weight, **given} if given else weight, where)
     if not draft.recipe.get("rewards"):
         draft.obstacles.append("the file names no reward that can be read; write rewards:")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lmgym.core.errors import LmgymError, represent
 from lmgym.processes.coroutines import result_of
 from lmgym.rewards.foreign.signature import EpisodeReward, Foreign, note
 from lmgym.types import Episode
@@ -46,10 +47,13 @@ def lists_of(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
 
 
 def rewards_in(found: Any, episodes: Sequence[Episode], called: str) -> Any:
-    """The numbers of a result, its other entries noted: a list of one for each answer, or one number for all."""
+    """The numbers of a result, its other entries noted: a list of one for each answer, or one number for all. Raises
+    LmgymError for `extra_logs` without names."""
     if not isinstance(found, Mapping):
         return found
     logs = found.get("extra_logs") or {}
+    if not isinstance(logs, Mapping):
+        raise LmgymError(f"reward '{called}': 'extra_logs' must be names with values, got {represent(logs)}")
     for key, values in {**({"scores": found["scores"]} if "scores" in found else {}), **logs}.items():
         each = getattr(values, "ndim", 1) and hasattr(values, "__len__") and len(values) == len(episodes)
         for episode, value in zip(episodes, values if each else [values] * len(episodes), strict=True):

@@ -21,8 +21,10 @@ def from_verl(function: Callable[..., Any], name: str = "", whole: bool = False)
     `whole`, prompt and answer with special tokens, as in verl 0.1 (TinyZero, Logic-RL).
     `data_source`, `extra_info` and `reward_model["ground_truth"]` are columns as in verl's files; without the last one
     `ground_truth` is the column of that name, else the first reference. What the data lack is the parameter's own
-    default, else None. It returns a number, a list that begins with it, or a dictionary: its `score` counts, and its
-    other entries are recorded as NAME/KEY. The recipe's arguments are verl's `reward_kwargs`.
+    default, else None; but `extra_info` is a dictionary in any case, to which verl adds `num_turns`, the messages of
+    the conversation, and `rollout_reward_scores`, here empty. It returns a number, a list that begins with it, or a
+    dictionary: its `score` counts, and its other entries are recorded as NAME/KEY. The recipe's arguments are verl's
+    `reward_kwargs`.
 
     Source: verl 0.7, NaiveRewardManager and BatchRewardManager.
 
@@ -37,7 +39,7 @@ def from_verl(function: Callable[..., Any], name: str = "", whole: bool = False)
     foreign = Foreign(function, called, "verl", BATCH if batch else ONE)
     needed = foreign.needed()
     everything = replace(foreign, own=()).needed()
-    source = [key for key in ("data_source", "extra_info") if key in everything]  # columns of verl's own names
+    source = ["data_source"] if "data_source" in everything else []  # a column of verl's own name
     defaults = {p.name for p in parameters(function, called) if p.default is not p.empty}
     unknown = dict.fromkeys(key for key in ONE if key not in defaults)  # what such a parameter gets without a column
 
@@ -71,8 +73,17 @@ def _row(episode: Episode, whole: bool) -> dict[str, Any]:
     meta, written = episode.example.meta, episode.text
     if whole or len(episode.turns) > 1:  # the two texts of views.as_sequence
         written = "".join(message["content"] for message in episode.messages[0 if whole else -1 :])
-    values = (meta.get("data_source"), written, ground_truth_of(episode.example), meta.get("extra_info"))
+    values = (meta.get("data_source"), written, ground_truth_of(episode.example), _extra_info(episode))
     return {key: value for key, value in zip(ONE, values, strict=True) if value is not None}
+
+
+def _extra_info(episode: Episode) -> Any:
+    """The column, as verl's manager fills it in: question and answer are two turns, a call and its result two more."""
+    given = episode.example.meta.get("extra_info")
+    if given is not None and not isinstance(given, Mapping):
+        return given
+    answers = 1 + sum(turn.continuation is None for turn in episode.turns[:-1])  # a message may take several turns
+    return {**(given or {}), "num_turns": 2 * answers, "rollout_reward_scores": {}}
 
 
 def ground_truth_of(example: Example) -> Any:
