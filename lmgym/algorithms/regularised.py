@@ -132,10 +132,14 @@ class Regularised(Algorithm):
         return {"kl/coefficient": self.beta} if self.kl_coefficient else {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"beta": self.beta}
+        return {"beta": self.beta, "kl_coefficient": self.kl_coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.beta = self.step_beta = state["beta"]
+        """Without a target nothing moves beta. A question about the run (`lmgym what-if`) may have a coefficient of its
+        own, and begins with it. Of older versions it is known only whether there was one."""
+        beta, began = state["beta"], state.get("kl_coefficient", self.kl_coefficient if state["beta"] else 0.0)
+        if self.kl_target is not None and began == self.kl_coefficient:
+            self.beta = self.step_beta = beta
 
     def _penalty(self, batch: Batch) -> PerToken | None:
         """What the rewards lose, if anything; moves beta for the steps after this one, by the KL of this step."""

@@ -19,6 +19,7 @@ from lmgym.experiments.what_if.question import ask
 from lmgym.experiments.what_if.retake import flat
 from lmgym.experiments.what_if.trial import try_steps
 from lmgym.experiments.what_if.what_if import WhatIf, what_if
+from lmgym.experiments.why.why import why
 from lmgym.logs.console import Console
 from lmgym.training.loop import train
 from lmgym.updates.optimizer import Optimizer
@@ -145,6 +146,20 @@ def test_a_reference_that_the_run_did_not_have_is_its_beginning(folder: Path, tm
     result = asked(folder, "algorithm.kl_coefficient=1e-9", step=2)
     assert result.changed is not None and record["kl/reference"] != 0
     assert result.changed.record["kl/reference"] == pytest.approx(record["kl/reference"], rel=1e-3)
+    assert result.changed.record["kl/coefficient"] == 1e-9
+
+
+def test_a_coefficient_of_the_question_is_not_the_checkpoints(folder: Path) -> None:
+    """Behind a checkpoint of a run without a penalty; one that a target moves begins with the question's, too."""
+    constant = asked(folder, "algorithm.kl_coefficient=10.0", step=2)
+    assert constant.changed is not None and constant.difference is not None and constant.difference.gradient is not None
+    assert constant.changed.record["kl/coefficient"] == 10.0 and not constant.difference.gradient.equal
+    moved = asked(folder, "algorithm.kl_coefficient=10.0", "algorithm.kl_target=1.0", step=2).changed
+    assert moved is not None and moved.gradient is not None and constant.changed.gradient is not None
+    assert torch.equal(moved.gradient, constant.changed.gradient)
+    assert 8.0 <= moved.record["kl/coefficient"] < 10.0  # the controller moves it by a fifth at most
+    other = asked(folder, "algorithm=reinforce_stable", step=2).changed
+    assert other is not None and other.record["kl/coefficient"] == 0.25
 
 
 def test_what_differs_is_said_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,6 +221,60 @@ def test_other_answers_than_the_record_are_refused(tmp_path: Path, capsys: pytes
     assert "has other answers than the run recorded" in complaint(capsys, "what-if", folder, "--step", "1")
 
 
+def gone_on(folder: Path, *changes: str, **first: Any) -> Path:
+    """A run of two steps, and then of two more with something changed."""
+    runs.run(folder, **KEPT | {"steps": 2} | first)
+    train(load_config(folder / "recipe.yaml", [*changes, "steps=4", f"out={folder}"]), Console(quiet=True))
+    return folder
+
+
+def test_steps_before_a_resume_with_another_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are taken with the later one, and that is said: at a checkpoint, behind it, and of several steps."""
+    folder = gone_on(tmp_path / "run", "optimizer.learning_rate=3.0")
+    cause = "the run was resumed at step 3, and optimizer.learning_rate was 0.003 and is 3.0"
+    result = asked(folder, "optimizer.max_gradient_norm=0.01", step=0)
+    assert result.unlike == ["learning_rate"] and result.reason == f" ({cause})"
+    refused = rf"step 2 cannot be taken again, since it is taken with what was changed behind it \({cause}\)"
+    with pytest.raises(LmgymError, match=refused):
+        asked(folder, step=1)
+    arguments = ["what-if", str(folder), "optimizer.max_gradient_norm=0.01", "--step", "1", "--try", "1"]
+    assert main(arguments) == 0
+    said = "A (as it was) is not what the run took: from step 1 on it gives other numbers than the run has recorded"
+    assert f"{said} ({cause}): learning_rate" in capsys.readouterr().out
+    with pytest.raises(LmgymError, match=rf"had the learning rate 0.0015, and now it has 1.5 \({cause}\)"):
+        why(ask(folder, []), step=0)
+    # From the resume on, nothing is.
+    behind = asked(folder, step=2)
+    assert behind.unlike == [] and behind.reason == ""
+    trial = try_steps(ask(folder, ["optimizer.max_gradient_norm=0.01"]), 2, 2, Console(quiet=True))
+    assert trial.unlike == {} and trial.reason == ""
+
+
+@pytest.mark.parametrize("logs", [{"samples": 0}, {"samples": 0, "traces": "none"}])
+def test_steps_before_a_resume_with_other_rewards(logs: dict[str, Any], tmp_path: Path) -> None:
+    """Sampled again they are the same answers, with other scores: with a trace of every answer's score and without."""
+    folder = gone_on(tmp_path / "run", "rewards.regex.weight=3.0", logs=logs)
+    cause = r"\(the run was resumed at step 3, and rewards.regex.weight was 0.5 and is 3.0\)"
+    for question in (what_if, why):
+        with pytest.raises(LmgymError, match=f"taken again, step 1 has other scores than the run recorded {cause}"):
+            question(ask(folder, []), step=0)
+    assert asked(folder, step=2).unlike == []
+
+
+def test_what_the_steps_own_numbers_cannot_show_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A gradient is clipped behind what is recorded of it."""
+    folder = gone_on(tmp_path / "run", "optimizer.max_gradient_norm=0.01")
+    caution = (
+        "the step is taken with what has changed (the run was resumed at step 3, and optimizer.max_gradient_norm was "
+        "1.0 and is 0.01), which its own numbers need not show"
+    )
+    for command in ("what-if", "why"):
+        assert main([command, str(folder), "--step", "1"]) == 0
+        assert caution in capsys.readouterr().out
+        assert main([command, str(folder), "--step", "3"]) == 0
+        assert "has changed" not in capsys.readouterr().out
+
+
 def test_a_step_without_a_checkpoint_before_it(tmp_path: Path) -> None:
     stages = [{"name": "one", "steps": 1}, {"name": "two", "steps": 3}]
     folder = runs.run(tmp_path / "run", **KEPT | {"steps": None, "stages": stages})
@@ -264,3 +333,14 @@ def test_steps_that_are_tried_are_those_of_two_real_runs(
     assert "steps 3 to 4 taken twice" in said and "held-out prompts after step 4" in said
     assert "1 to 2 steps" in complaint(capsys, "what-if", folder, change, "--step", "3", "--try", "3")
     assert "with something changed" in complaint(capsys, "what-if", folder, "--try", "1")
+
+
+def test_held_out_answers_are_paired_by_the_prompts_that_were_judged(tmp_path: Path) -> None:
+    """Of eight prompts the metric judges one; the best of several answers is compared as an evaluation reports it."""
+    name = "tests.contract.unjudged_rewards:first_only"
+    evaluation = {"every": 0, "examples": 8, "samples": 2, "temperature": 1.0, "best_of": "length"}
+    run = runs.run(tmp_path / "run", **KEPT | {"steps": 1, "evaluation": {**evaluation, "metrics": {name: {}}}})
+    trial = try_steps(ask(run, ["optimizer.learning_rate=0.3"]), 0, 1, Console(quiet=True))
+    assert trial.held_out[name].difference.count == 1
+    assert trial.held_out[f"unjudged/{name}"].difference.count == trial.held_out["length/best@2"].difference.count == 8
+    assert trial.notes == []

@@ -148,6 +148,7 @@ def test_a_run_is_asked_where_its_answer_changed_most(run: Path, capsys: pytest.
     assert len(found.groups) == 4 and isinstance(found.parts, Influences)
     assert sum(group.influence for group in found.groups) == pytest.approx(sum(found.parts.groups.values()))
     assert all(len(group.answers) == 4 for group in found.groups)
+    assert found.unlike == [] and found.reason == ""
     assert main(["why", str(run), "--step", "2", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert tree["step"] == 1 and len(tree["groups"]) == 4 and tree["answer"] == found.example.references[0]

@@ -2,7 +2,7 @@
 record of the run, which it must equal."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,22 @@ import torch
 from torch import Tensor
 
 from lmgym.batch import Batch
+from lmgym.core.errors import LmgymError
 from lmgym.experiments.what_if.recorded import as_written
-from lmgym.experiments.what_if.retake import Retaken
+from lmgym.experiments.what_if.retake import Retaken, Written
 from lmgym.logs.traces.trace import TraceEpisode, read_episode, read_step, shards
 
 CLOCKS = ("seconds", "tokens_per_second", "memory")  # metrics that no two runs have in common
-SAME = ("index", "group", "example", "score", "length", "selected", "reward_components")  # columns of a step's table
+SAME = {
+    "index": "answers",
+    "group": "answers",
+    "example": "answers",
+    "length": "answers",
+    "score": "scores",
+    "reward_components": "scores",
+    "selected": "scores",
+}  # columns of a step's table
+TOLD_BY = {"length/mean": "answers", "reward": "scores"}  # without a table these numbers tell of them
 CHUNK = 2**24
 
 
@@ -148,24 +158,61 @@ def _effective(real: Retaken, changed: Retaken) -> tuple[float, int] | None:
     return effective_sample_size(weights), len(weights)
 
 
-def unlike_record(folder: Path, stage: int, record: Mapping[str, Any], real: Retaken) -> tuple[list[str], int]:
+def unlike_record(folder: Path, stage: int, record: Mapping[str, Any], real: Written) -> tuple[list[str], int]:
     """What differs between a retaken step and the record of the run, by name, and how many numbers and answers were
-    compared. Answers that are others come first, as "answers"."""
+    compared. What does not follow from the bits comes first: other "answers", and other "scores" or another selection
+    of them."""
     step, names, compared = real.record["step"], list[str](), 0
+    unlike = unlike_numbers(record, real.record)
     if (stage, step) in shards(folder):
         with as_written(folder, step):
             table = read_step(folder, stage, step).episodes
-            if any(table[name] != real.step.episodes[name] for name in SAME):
-                names.append("answers")
+            names += [what for name, what in SAME.items() if table[name] != real.step.episodes[name]]
             for index in (index for index, kept in zip(table["index"], table["kept"], strict=True) if kept):
                 own = _bytes(read_episode(folder, stage, step, index))
                 other = _bytes(real.answers[index]) if index in real.answers else {}
                 compared += len(own)
-                unlike = {name.split(" ")[0] for name, value in own.items() if other.get(name) != value}
-                names += ["answers" if name in ("tokens", "actions") else name for name in sorted(unlike)]
-    shared = [name for name in record if name in real.record and name.split("/")[0] not in CLOCKS]
-    names += [name for name in shared if record[name] != real.record[name]]
-    return sorted(dict.fromkeys(names), key=lambda name: name != "answers"), compared + len(shared)
+                columns = {name.split(" ")[0] for name, value in own.items() if other.get(name) != value}
+                names += ["answers" if name in ("tokens", "actions") else name for name in sorted(columns)]
+    else:
+        names += [TOLD_BY[name] for name in unlike if name in TOLD_BY]
+    names += unlike
+    first = [name for name in ("answers", "scores") if name in names]
+    return list(dict.fromkeys([*first, *names])), compared + len(_shared(record, real.record))
+
+
+def unlike_numbers(record: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """The names of the numbers that a step's record in metrics.jsonl has otherwise when the step is taken again.
+
+    Example: unlike_numbers({"reward": 0.5, "seconds": 1.0}, {"reward": 0.25, "seconds": 2.0}) -> ["reward"]"""
+    return [name for name in _shared(record, own) if record[name] != own[name]]
+
+
+def cautions(unlike: Sequence[str], reason: str) -> Iterator[str]:
+    """A sentence for a step that is not sure to be the run's own: its numbers are others, or there is a `reason`
+    (`reason_unlike`) for the weights behind it to be others, such as a gradient that is clipped elsewhere.
+
+    Example: list(cautions([], "")) -> []"""
+    if unlike:
+        yield (
+            f"as it was, the step gives other bits than the run has recorded{reason}: {', '.join(unlike[:5])}; the "
+            "answers are the same, so read what follows with that in mind"
+        )
+    elif reason:
+        yield f"the step is taken with what has changed{reason}, which its own numbers need not show"
+
+
+def check_same_answers(folder: Path, step: int, unlike: Sequence[str], reason: str) -> None:
+    """Raise LmgymError if the answers of a step that was taken again are not those of the run, or not scored so."""
+    if other := next((name for name in ("answers", "scores") if name in unlike), None):
+        raise LmgymError(
+            f"{folder}: taken again, step {step + 1} has other {other} than the run recorded{reason}, so nothing can "
+            "be said about it; a run with logs.traces: all keeps its answers themselves, with their scores"
+        )
+
+
+def _shared(record: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    return [name for name in record if name in own and name.split("/")[0] not in CLOCKS]
 
 
 def _bytes(answer: TraceEpisode) -> dict[str, bytes]:

@@ -22,7 +22,7 @@ BOUND = ("answers", "makes", "rival", "given_share", "greedy", "mask", "teacher"
 class Question:
     """A run, one of its stages, its recipe as it was and as it is asked about, and each `change` in words.
 
-    Example: ask(Path("runs/a"), ["algorithm.clip_high=0.3"]).changes -> ["algorithm.clip_high: 0.2 -> 0.3"]"""
+    Example: ask(Path("runs/a"), ["optimizer.warmup=20"]).changes -> ["optimizer.warmup: 5 -> 20"]"""
 
     folder: Path
     stage: int

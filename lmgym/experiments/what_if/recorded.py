@@ -9,7 +9,7 @@ from lmgym.logs.traces.files import TRACES
 from lmgym.logs.traces.trace import TraceEpisode, read_episode, read_step, shards
 from lmgym.rollouts.play import share_of
 from lmgym.rollouts.rollout import apply_rewards, groups_of
-from lmgym.training.loop import mark_selected
+from lmgym.training.loop import mark_selected, selection
 from lmgym.training.stage import StageRun
 from lmgym.training.unjudged import usable_groups
 from lmgym.types import Episode, Example, Turn
@@ -65,7 +65,7 @@ def recorded_episodes(folder: Path, stage: StageRun, step: int, judge: bool) -> 
         apply_rewards(episodes, stage.rewards, config.reward_timeout, stage.run.policy.tokenizer, most)
     groups = groups_of(episodes)
     usable = usable_groups(groups, stage.algorithm.requirements)
-    selected, _ = stage.algorithm.select(usable, stage.config.prompts_per_step)
+    selected, _ = selection(stage.algorithm, usable, stage.config.prompts_per_step)
     stage.stream.observe(episodes)
     if not any(selected):
         raise LmgymError(f"step {step + 1}: the changed recipe rejects every group of the recorded answers")

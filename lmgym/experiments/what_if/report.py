@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from lmgym.experiments.what_if.difference import AnswerChange, Direction, StepDifference
+from lmgym.experiments.what_if.difference import AnswerChange, Direction, StepDifference, cautions
 from lmgym.experiments.what_if.what_if import WhatIf
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import decimal, shorten
@@ -57,12 +57,7 @@ def introduction(result: WhatIf) -> Iterator[str]:
             f"as it was, the step gives again what the run has recorded: {result.compared} numbers and columns, "
             "bit for bit"
         )
-    else:
-        why = f" (since the run {'; '.join(result.real.changed)})" if result.real.changed else ""
-        yield (
-            f"as it was, the step gives other bits than the run has recorded{why}: {', '.join(result.unlike[:5])}; the "
-            "answers are the same, so read what follows with that in mind"
-        )
+    yield from cautions(result.unlike, result.reason)
     for change in question.changes:
         yield f"what if {change}"
     if not question.changes:

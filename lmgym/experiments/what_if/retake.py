@@ -2,7 +2,7 @@
 the gradient, and how the weights moved."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmgym.batch import Batch
 from lmgym.experiments.what_if.recorded import are_recorded, recorded_episodes
-from lmgym.logs.records import METRICS, read_records
+from lmgym.experiments.what_if.standing import changed_since, step_records
 from lmgym.logs.traces.trace import TraceEpisode, TraceStep, read_episode, read_step
 from lmgym.training.loop import advance, begin_step, collate_step, gather, log_step
 from lmgym.training.stage import StageRun
@@ -22,20 +22,27 @@ from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update
 
 
-@dataclass
-class Retaken:
-    """What a step did. `gradient` is that of its first optimizer step before it is clipped, `moved` the change of the
-    weights, both of all the policy's parameters, one after the other; the gradient is None if the algorithm's driver
-    does not use the optimizer. `changed`: what is not as it was when the checkpoint was written."""
+@dataclass(frozen=True)
+class Written:
+    """What was written of a step that was taken again: its record in metrics.jsonl, and its trace. `changed`: what is
+    not as it was when the checkpoint was written. Example: written(stage, 50).record["reward"] -> 0.5"""
 
     record: dict[str, Any]
     step: TraceStep
     answers: dict[int, TraceEpisode]
+    changed: list[str]
+
+
+@dataclass(frozen=True)
+class Retaken(Written):
+    """What a step did. `gradient` is that of its first optimizer step before it is clipped, `moved` the change of the
+    weights, both of all the policy's parameters, one after the other; the gradient is None if the algorithm's driver
+    does not use the optimizer."""
+
     gradient: Tensor | None
     moved: Tensor
     recorded: bool
     """The answers are the recorded ones; else they were sampled again."""
-    changed: list[str] = field(default_factory=list)
     following: Batch | None = None
     """The answers of the next step, and what the policy says of them after this one, where they are asked for."""
     following_logprobs: Tensor | None = None
@@ -99,23 +106,30 @@ def retake(steps: Steps, step: int, following: Batch | None = None, look_ahead: 
     moves_policy = any(own is parameters[0] for own in stage.optimizer.parameters)
     optimizer = stage.optimizer = GradientKept(stage.optimizer, len(parameters) if moves_policy else 0)
     steps.take(step)
-    records = list(read_records(run.folder / METRICS))
-    own = read_step(run.folder, stage.index, step)
-    made = Retaken(
-        record=next(one for one in records if one["kind"] == "train" and one["step"] == step),
-        step=own,
-        answers={index: read_episode(run.folder, stage.index, step, index) for index in own.episodes["index"]},
-        gradient=optimizer.first if moves_policy else None,
-        moved=flat(parameters).sub_(before),
-        recorded=steps.recorded,
-        changed=[text for one in records if one["kind"] == "resume" for text in one["changed"]],
-    )
+    moved = flat(parameters).sub_(before)
+    own = written(stage, step)
     if look_ahead and stage.source.samples and step + 1 < stage.config.steps:
         following = collate_step(stage, steps.episodes(step + 1), step + 1)
-    if following is not None:
-        made.following = following
-        made.following_logprobs = run.policy.compute_logprobs_no_grad(following).logprobs
-    return made
+    return Retaken(
+        **vars(own),
+        gradient=optimizer.first if moves_policy else None,
+        moved=moved,
+        recorded=steps.recorded,
+        following=following,
+        following_logprobs=None if following is None else run.policy.compute_logprobs_no_grad(following).logprobs,
+    )
+
+
+def written(stage: StageRun, step: int) -> Written:
+    """What a step that was just taken has written into the temporary run."""
+    folder = stage.run.folder
+    own = read_step(folder, stage.index, step)
+    return Written(
+        record=step_records(folder, stage.index)[step],
+        step=own,
+        answers={index: read_episode(folder, stage.index, step, index) for index in own.episodes["index"]},
+        changed=changed_since(folder),
+    )
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ beginning of its first stage, by taking the steps in between again."""
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from lmgym.logs.records import METRICS, read_records
 from lmgym.training.begin_stage import begin_stage
 from lmgym.training.checkpoints import checkpoint
 from lmgym.training.machine import choose_machine
+from lmgym.training.resuming.resume import listed
 from lmgym.training.setup import load_weights, start
 from lmgym.training.stage import StageRun
 
@@ -79,6 +80,52 @@ def find_start(question: Question, step: int | None, records: Records) -> Start:
         f"{folder} has no whole checkpoint of stage '{question.name}' before step {most + 1}{problem}; checkpoint.keep "
         "says how many a run keeps"
     )
+
+
+def resumed_behind(question: Question, begin: Start) -> str:
+    """In words, what was changed when the run was resumed behind the place that a step is reached from; empty if
+    nothing was. A step before that is taken again with what recipe.yaml says since then."""
+    return "; ".join(
+        f"the run was resumed at step {one['step'] + 1}"
+        + (f" of stage '{question.real.stages[one['stage']].name}'" if one["stage"] != question.stage else "")
+        + f", and {listed(one['changed'])}"
+        for one in _resumed(question)
+        if (one["stage"], one["step"]) > (question.stage, begin.at)
+    )
+
+
+def reason_unlike(question: Question, begin: Start, changed: Sequence[str]) -> str:
+    """In brackets, why a step does not come out as it was recorded: what a later resume has changed, or else what is
+    not as it was when the checkpoint was written (`changed`), unless the step itself was already taken so."""
+    if later := resumed_behind(question, begin):
+        return f" ({later})"
+    here = [one["changed"] for one in _resumed(question) if (one["stage"], one["step"]) == (question.stage, begin.at)]
+    rest = [text for text in changed if not any(text in texts for texts in here)]
+    return f" (since the run {listed(rest)})" if rest else ""
+
+
+@contextmanager
+def blamed_on_resumes(question: Question, begin: Start) -> Iterator[None]:
+    """Where a step cannot be taken again, and a later resume has changed something, the sentence begins with that."""
+    try:
+        yield
+    except LmgymError as error:
+        if not (later := resumed_behind(question, begin)):
+            raise
+        raise LmgymError(
+            f"{question.folder}: step {begin.step + 1} cannot be taken again, since it is taken with what was changed "
+            f"behind it ({later}); ask about a later step. What came of it: {error}"
+        ) from error
+
+
+def changed_since(place: Path) -> list[str]:
+    """What was not as it was at the checkpoint when the temporary run was taken up there."""
+    return [text for one in read_records(place / METRICS) if one["kind"] == "resume" for text in one["changed"]]
+
+
+def _resumed(question: Question) -> list[dict[str, Any]]:
+    """The records of the run's resumes that changed something."""
+    return [one for one in read_records(question.folder / METRICS) if one["kind"] == "resume" and one["changed"]]
 
 
 @contextmanager

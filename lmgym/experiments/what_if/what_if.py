@@ -5,10 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmgym.core.errors import LmgymError
-from lmgym.experiments.what_if.difference import StepDifference, compare_steps, unlike_record
+from lmgym.experiments.what_if.difference import StepDifference, check_same_answers, compare_steps, unlike_record
 from lmgym.experiments.what_if.question import Question
 from lmgym.experiments.what_if.retake import Retaken, Steps, retake
-from lmgym.experiments.what_if.standing import Start, check_learned, find_start, opened, standing, step_records
+from lmgym.experiments.what_if.standing import (
+    Start,
+    blamed_on_resumes,
+    check_learned,
+    find_start,
+    opened,
+    reason_unlike,
+    standing,
+    step_records,
+)
 from lmgym.logs.console import Console
 from lmgym.training.stage_checkpoint import save_checkpoint
 
@@ -16,14 +25,15 @@ from lmgym.training.stage_checkpoint import save_checkpoint
 @dataclass(frozen=True)
 class WhatIf:
     """A step as the run took it and as it would have been. `unlike` names what did not come out as the run has recorded
-    it (empty: bit for bit the same), of so many `compared` numbers and arrays; `difference` is None if nothing was
-    changed."""
+    it (empty: bit for bit the same), of so many `compared` numbers and arrays, and `reason` why, where that is known;
+    `difference` is None if nothing was changed."""
 
     question: Question
     begin: Start
     real: Retaken
     changed: Retaken | None
     unlike: list[str]
+    reason: str
     compared: int
     difference: StepDifference | None
 
@@ -32,9 +42,9 @@ def what_if(question: Question, step: int | None = None, console: Console | None
     """Take one step of a run again, as it was and as the question has it. `step` counts from 0; None: the last one that
     a checkpoint stands right before. The run folder is only read.
 
-    Raises LmgymError if the step cannot be reached, or if other answers come out than the run has recorded.
+    Raises LmgymError if the step cannot be reached, or if other answers or scores come out than the run has recorded.
 
-    Example: what_if(ask(Path("runs/a"), ["algorithm.clip_high=0.3"])).difference.gradient.cosine"""
+    Example: what_if(ask(Path("runs/a"), ["algorithm.surrogate.high=0.3"])).difference.gradient.cosine"""
     console = console or Console(quiet=True)
     folder, stage = question.folder, question.stage
     records = step_records(folder, stage)
@@ -43,13 +53,15 @@ def what_if(question: Question, step: int | None = None, console: Console | None
     if sentence := begin.sentence(records):
         console.say(sentence)
     with standing(question, begin) as place:
-        real = take_real(question, begin, place, look_ahead=bool(question.changes))
+        with blamed_on_resumes(question, begin):
+            real = take_real(question, begin, place, look_ahead=bool(question.changes))
         unlike, compared = unlike_record(folder, stage, records[begin.step], real)
-        check_same_answers(question, begin, real, unlike)
+        reason = reason_unlike(question, begin, real.changed)
+        check_same_answers(folder, begin.step, unlike, reason)
         gc.collect()  # the first model goes before the second one comes
         changed = take_changed(question, begin, place, real) if question.changes else None
     difference = compare_steps(real, changed) if changed else None
-    return WhatIf(question, begin, real, changed, unlike, compared, difference)
+    return WhatIf(question, begin, real, changed, unlike, reason, compared, difference)
 
 
 def take_real(question: Question, begin: Start, place: Path, look_ahead: bool = False) -> Retaken:
@@ -77,13 +89,3 @@ def take_changed(question: Question, begin: Start, place: Path, real: Retaken) -
                 "nothing about it; --try N takes steps with answers of its own"
             )
     return changed
-
-
-def check_same_answers(question: Question, begin: Start, real: Retaken, unlike: list[str]) -> None:
-    """Raise LmgymError if the answers that were sampled again are not those of the run."""
-    if "answers" in unlike:
-        why = f": since the run {'; '.join(real.changed)}" if real.changed else ""
-        raise LmgymError(
-            f"{question.folder}: sampled again, step {begin.step + 1} has other answers than the run recorded, so "
-            f"nothing can be said about them{why}; a run with logs.traces: all keeps its answers themselves"
-        )

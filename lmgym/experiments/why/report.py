@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from lmgym.experiments.what_if.difference import cautions
 from lmgym.experiments.why.why import Group, Why
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import decimal, shorten
@@ -35,6 +36,7 @@ def print_why(found: Why, console: Console) -> None:
 def sentences(found: Why) -> Iterator[str]:
     """What the step did to the answer, and by what."""
     parts = found.parts
+    yield from cautions(found.unlike, found.reason)
     yield (
         f"step {found.step + 1} changed it by {found.real:+.3g}; by first order {parts.total:+.3g}: "
         f"{sum(parts.groups.values()):+.3g} by its {len(parts.groups)} groups, {parts.momentum:+.3g} by the momentum "
@@ -71,6 +73,7 @@ def as_json(found: Why) -> dict[str, Any]:
         "decay": found.parts.decay,
         "optimizer_steps": found.optimizer_steps,
         "preconditioned": found.parts.preconditioned,
+        "unlike": found.unlike,
         "said": [*sentences(found)],
         "groups": [vars(group) for group in found.groups],
     }

@@ -9,18 +9,28 @@ from pathlib import Path
 from lmgym.batch import Batch
 from lmgym.core.errors import LmgymError
 from lmgym.core.progress import counted
+from lmgym.experiments.what_if.difference import check_same_answers, unlike_record
 from lmgym.experiments.what_if.question import Question
-from lmgym.experiments.what_if.retake import Steps
-from lmgym.experiments.what_if.standing import Start, find_start, opened, standing, step_records
+from lmgym.experiments.what_if.retake import Steps, Written, written
+from lmgym.experiments.what_if.standing import (
+    Start,
+    blamed_on_resumes,
+    find_start,
+    opened,
+    reason_unlike,
+    standing,
+    step_records,
+)
 from lmgym.experiments.why.asked import asked_batch, asked_example
 from lmgym.experiments.why.influence import Influences, check_split, influences
 from lmgym.logs.console import Console
 from lmgym.models.policy import Policy
 from lmgym.training.checkpoints import checkpoint
-from lmgym.training.loop import advance
+from lmgym.training.loop import advance, log_step
 from lmgym.training.machine import choose_machine
 from lmgym.training.setup import load_data, load_weights
 from lmgym.training.stage import StageRun
+from lmgym.training.tracing import begin_trace
 from lmgym.types import Episode, Example
 from lmgym.updates.update import update
 
@@ -50,7 +60,8 @@ class Group:
 class Why:
     """What moved an answer: its `points` over the checkpoints, and of one `step` of a `stage` (both counted from 0)
     the groups, those that raised it most first. `real` is the change that the step really made, `parts.total` the one
-    of first order, as if its `optimizer_steps` were one."""
+    of first order, as if its `optimizer_steps` were one. `unlike` names what did not come out as the run has recorded
+    it (empty: bit for bit the same), and `reason` says why, where that is known."""
 
     example: Example
     tokens: int
@@ -63,6 +74,8 @@ class Why:
     parts: Influences
     real: float
     optimizer_steps: int
+    unlike: list[str]
+    reason: str
 
 
 def why(
@@ -78,7 +91,8 @@ def why(
     counts from 0; None: the one behind the checkpoint from which the answer changed most until the next. The run folder
     is only read.
 
-    Raises LmgymError where there is no such example or token, the step cannot be reached, or is no sum over groups.
+    Raises LmgymError where there is no such example or token, the step cannot be reached, or is no sum over groups, or
+    where its answers, their scores or its learning rate are not those that the run has recorded.
 
     Example: why(ask(Path("runs/a"), []), example="arithmetic/validation/3").groups[0].influence"""
     console = console or Console(quiet=True)
@@ -97,9 +111,20 @@ def why(
     begin = find_start(question, _turning_point(points, records) if step is None else step, records)
     if sentence := begin.sentence(records):
         console.say(sentence)
-    groups, parts, real = _split(question, begin, asked, token)
+    with blamed_on_resumes(question, begin):
+        groups, parts, real, own = _split(question, begin, asked, token)
+    # 3. The proof that this is what the run did.
+    unlike, _ = unlike_record(folder, stage, records[begin.step], own)
+    reason = reason_unlike(question, begin, own.changed)
+    check_same_answers(folder, begin.step, unlike, reason)
+    if "learning_rate" in unlike:
+        had, has = records[begin.step]["learning_rate"], own.record["learning_rate"]
+        raise LmgymError(
+            f"{folder}: step {begin.step + 1} had the learning rate {had:g}, and now it has {has:g}{reason}, so its "
+            "groups would move the answer by other amounts than they did; ask about a later step"
+        )
     optimizer_steps = config.stages[stage].algorithm.optimizer_steps
-    return Why(asked, tokens, piece, points, stage, begin.step, groups, parts, real, optimizer_steps)
+    return Why(asked, tokens, piece, points, stage, begin.step, groups, parts, real, optimizer_steps, unlike, reason)
 
 
 def _policies(question: Question, taken: int) -> Iterator[tuple[int, Policy]]:
@@ -140,16 +165,19 @@ def before_update(question: Question, begin: Start) -> Iterator[tuple[StageRun, 
 
 def _split(
     question: Question, begin: Start, asked: Example, token: int | None
-) -> tuple[list[Group], Influences, float]:
-    """Bring the run to the step, split it, and take it."""
+) -> tuple[list[Group], Influences, float, Written]:
+    """Bring the run to the step, split it, and take it as the training loop does."""
     with before_update(question, begin) as (stage, episodes, batch):
         policy = stage.run.policy
         row = asked_batch(question.real, policy, asked, token)
         before = answer_logprob(policy, row)
         parts = influences(stage.algorithm, policy, batch, stage.optimizer, row)
-        update(stage.algorithm, policy, batch, stage.optimizer)
+        trace = begin_trace(stage, episodes, batch, begin.step)
+        metrics = update(stage.algorithm, policy, batch, stage.optimizer, trace)
         advance(stage)
-        return _groups(episodes, parts), parts, answer_logprob(policy, row) - before
+        log_step(stage, episodes, batch, metrics, trace)
+        change = answer_logprob(policy, row) - before
+        return _groups(episodes, parts), parts, change, written(stage, begin.step)
 
 
 def _groups(episodes: Sequence[Episode], parts: Influences) -> list[Group]:

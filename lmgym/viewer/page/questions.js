@@ -14,7 +14,7 @@ const KINDS = {
 const FIELDS = {
   "why": [["example", "example", "of the run's data"], ["answer", "answer", "default: its reference"], ["token", "token", "default: all of them"], ["step", "step", "default: where it changed most"]],
   "bisect": [["metric", "metric", "reward"]],
-  "what-if": [["changes", "changes", "optimizer.learning_rate=1e-5 algorithm.clip_high=0.3"], ["step", "step", "default: behind the last checkpoint"], ["try", "steps to try", "none"]],
+  "what-if": [["changes", "changes", "optimizer.learning_rate=1e-5 algorithm.surrogate.high=0.3"], ["step", "step", "default: behind the last checkpoint"], ["try", "steps to try", "none"]],
 };
 
 export async function questionsView({run, parts, query, go, setQuery}) {
@@ -106,7 +106,7 @@ function influenceTable(title, groups, tree, run, go) {
 function triedBothWays(tree) {
   const charts = Object.entries(tree.curves).map(([name, rows]) => figureOf(name, [1, 2].map((side) => ({name: side === 1 ? "as it was" : "what if", x: rows.map((row) => row[0] + 1), y: rows.map((row) => row[side]), label: (point) => `step ${rows[point][0] + 1}`, colour: side === 1 ? "c0" : "c1"}))));
   const table = (title, paired) => (Object.keys(paired).length ? [h("h2", {}, title), grid(["metric", "as it was", "what if", "difference"], Object.entries(paired).map(([name, own]) => ({cells: [name, short(own.first.mean), short(own.second.mean), `${short(own.difference.mean)} [${short(own.difference.low)}, ${short(own.difference.high)}]`]})))] : null);
-  return [h("p", {}, tree.changes.map((change) => `what if ${change}`).join("; ")), h("div", {class: "charts"}, charts), table("prompts of these steps: of these two runs, not of other seeds", tree.paired), table("held-out prompts behind the last step", tree.held_out)];
+  return [tree.said.map((sentence) => h("p", {}, sentence)), h("div", {class: "charts"}, charts), table("prompts of these steps: of these two runs, not of other seeds", tree.paired), table("held-out prompts behind the last step", tree.held_out)];
 }
 
 function figureOf(title, series) {
