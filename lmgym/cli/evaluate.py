@@ -21,7 +21,10 @@ def run(given: argparse.Namespace) -> None:
         from lmgym.experiments.evaluations import evaluate_model
         from lmgym.logs.console import Console
 
-    named = read_model(given)
+    # A recipe whose evaluation.best_of is set here is read with --samples, since it is refused for one answer.
+    picks = any(override.startswith("evaluation.best_of=") for override in given.overrides)
+    several = [f"evaluation.samples={given.samples}"] if picks and given.samples is not None else []
+    named = read_model(argparse.Namespace(**{**vars(given), "overrides": [*several, *given.overrides]}))
     with Console(quiet=given.json) as console:
         record = evaluate_model(named, console, given.samples, shown(given), given.overrides)
         rows = [(name, str(interval)) for name, interval in record.metrics.items()]

@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
         from lmgym.distributed.launch import CRASHED, RANK_LOST
         from lmgym.distributed.process_group import ranks_of_environment
         from lmgym.distributed.ranks import RankLost, ranks_started
-        from lmgym.experiments.sweep import is_finished, plan, sweep_folder, train_all
+        from lmgym.experiments.sweep import has_ended, plan, sweep_folder, train_all
         from lmgym.training.loop import train
 
     if given.address and not given.on:
@@ -80,7 +80,7 @@ def run(given: argparse.Namespace) -> int:
             # torchrun shall tell this from a sentence about the recipe: it may go better again.
             print(traceback.format_exc(), end="", file=sys.stderr)
             os._exit(CRASHED)
-    return 0 if is_finished(config) else 130
+    return 0 if has_ended(Path(config.out)) else 130
 
 
 def _check_kind(folder: Path, holds_several: bool, several: bool) -> None:

@@ -1,7 +1,7 @@
 """`lmgym compare A B`: two models answer the same examples with the same decoding; is the difference significant?"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, zip_longest
 from typing import Any
@@ -17,19 +17,20 @@ from lmgym.experiments.compared_models import (
     same_examples,
 )
 from lmgym.experiments.compared_tables import print_differences, print_means
+from lmgym.experiments.evaluations import equal_answers
 from lmgym.experiments.named_models import NamedModel
+from lmgym.experiments.paired_metrics import Numbers, completed, numbers_of, pair_metrics, zeros
 from lmgym.experiments.win_rates import WinRates, print_win_rates, read_judge, win_rates
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import decimal, json_text
 from lmgym.rewards.base import Reward, check_examples
-from lmgym.rewards.corpus import Corpus
-from lmgym.rollouts.evaluate import Evaluation, better_directions, is_share, measured
+from lmgym.rollouts.evaluate import Evaluation, better_directions
 from lmgym.rollouts.rollout import groups_of
-from lmgym.stats.paired import Paired, compare_paired, compare_summed, untested
+from lmgym.stats.paired import Paired
 from lmgym.training.planning.lengths import check_lengths
 from lmgym.training.planning.preflight import cut_prompts
 from lmgym.training.setup import actor_of, evaluate_actor
-from lmgym.types import Example
+from lmgym.types import Episode, Example
 
 ALWAYS = ("reward", "length/mean", "truncated")  # metrics of every task; the task's own metrics tell more
 
@@ -49,7 +50,7 @@ class Comparison:
     metrics: dict[str, Paired]
     examples: list[dict[str, Any]]  # id, prompt, references; "first" and "second" have texts, and values by metric
     better: dict[str, int]  # 1 where higher is better, -1 where lower is; left out where the recipe does not say
-    notes: list[str]  # sentences about metrics that were not compared
+    notes: list[str]  # sentences about metrics that were not compared, and about equal answers
     judged: WinRates | None = None  # if a judge was asked
 
     def most_different(self, limit: int = 4) -> list[dict[str, Any]]:
@@ -106,25 +107,23 @@ def compare_models(
         result, compute = _answers(side, compute, config, examples, rewards, console)
         results.append(result)
     # Each metric per prompt, then paired.
-    groups = [groups_of(result.episodes) for result in results]
-    values = [measured(answered, rewards) for answered in groups]
-    names = [name for name in values[0] if name in values[1] and not (name == "reward" and notes)]
-    metrics = _paired_metrics(names, values, results)
-    names = [name for name in names if name in metrics]
+    groups, section = [groups_of(result.episodes) for result in results], config.evaluation
+    best_of = section.best_of or sides[1].config.evaluation.best_of
+    values = completed([numbers_of(answered, rewards, best_of) for answered in groups], zeros)
+    for own in values if notes else ():
+        del own["reward"]
+    metrics, unpaired = pair_metrics(values[0], values[1], [result.corpora for result in results])
+    names = [name for name in metrics if name in values[0]]
     if metric is not None and metric not in metrics:
         raise LmgymError(f"--metric is '{metric}', by which no prompt was judged for both")
-    rows = [_example_record(example) for example in examples]
-    for side_name, answered, own in zip(("first", "second"), groups, values, strict=True):
-        for index, row in enumerate(rows):
-            texts = [episode.text for episode in answered[index]]
-            row[side_name] = {"texts": texts, "values": {name: own[name][index] for name in names}}
+    rows = _rows(examples, groups, [{name: own[name] for name in names} for own in values])
     differing = (name for name in names if name not in ALWAYS and metrics[name].equal != metrics[name].difference.count)
     metric = metric or next(differing, names[0])
-    section = config.evaluation
     decoding = asdict(section.decoding(config.stages[-1].sampling))
     better = better_directions(metrics, rewards)
     judged = None if judges is None else win_rates(judges, *groups)
     asked = (section.split, section.samples, decoding)
+    notes += [*unpaired, *equal_answers(section, *groups)]
     return Comparison(first, second, *asked, metric, metrics, rows, better, notes, judged)
 
 
@@ -170,34 +169,19 @@ def _answers(
     return result, str(policy.compute).removeprefix("torch.")
 
 
-def _paired_metrics(
-    names: Sequence[str], values: Sequence[Mapping[str, Sequence[Sequence[float]]]], results: Sequence[Evaluation]
-) -> dict[str, Paired]:
-    """The metrics of both sides, paired by the prompts that were judged for both; one of the whole corpus, if it is a
-    sum, behind that of single answers."""
-    metrics = dict[str, Paired]()
-    for name in names:
-        pairs = [pair for pair in zip(*(own[name] for own in values), strict=True) if all(pair)]
-        if not pairs:  # one side has no answer that was judged
-            continue
-        first, second = zip(*pairs, strict=True)
-        metrics[name] = compare_paired(first, second, shares=is_share(name))
-        whole = f"{name}/corpus"
-        if all(whole in result.corpora for result in results):
-            metrics[whole] = _of_all(*(result.corpora[whole] for result in results))
-    return metrics
-
-
-def _of_all(first: Corpus, second: Corpus) -> Paired:
-    """The difference of a corpus metric; tested only if both are computed from sums over the same prompts."""
-    if first.summed is None or second.summed is None or first.prompts != second.prompts:
-        return untested(first.interval, second.interval)
-    return compare_summed(first.summed, second.summed)
-
-
-def _example_record(example: Example) -> dict[str, Any]:
-    prompt = example.prompt if isinstance(example.prompt, str) else list(example.prompt)
-    return {"id": example.id, "prompt": prompt, "references": list(example.references)}
+def _rows(
+    examples: Sequence[Example], groups: Sequence[Sequence[Sequence[Episode]]], values: Sequence[Numbers]
+) -> list[dict[str, Any]]:
+    """Every example with the answers of both sides, and their values by metric."""
+    rows = []
+    for index, example in enumerate(examples):
+        prompt = example.prompt if isinstance(example.prompt, str) else list(example.prompt)
+        row: dict[str, Any] = {"id": example.id, "prompt": prompt, "references": list(example.references)}
+        for side, answered, own in zip(("first", "second"), groups, values, strict=True):
+            texts = [episode.text for episode in answered[index]]
+            row[side] = {"texts": texts, "values": {name: numbers[index] for name, numbers in own.items()}}
+        rows.append(row)
+    return rows
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -11,6 +11,7 @@ from lmgym.core.registry import suggest
 from lmgym.experiments.compared_models import check_same_question, choose_split, common_rewards, same_examples
 from lmgym.experiments.compared_tables import print_differences, print_means
 from lmgym.experiments.named_models import NamedModel
+from lmgym.experiments.paired_metrics import completed, zero_result
 from lmgym.experiments.results import read_summary
 from lmgym.experiments.seed_groups import common_seeds
 from lmgym.logs.console import Console
@@ -69,15 +70,17 @@ def compare_groups(
     rewards, unlike = common_rewards(*sides)
     # 2. The results of each run on that split.
     split = sides[0].config.evaluation.split
-    results = [[_results(group[seed], split) for seed in seeds] for group in groups]
-    every = [run for side in results for run in side]
-    names = [name for name in every[0] if all(name in run for run in every) and not (name == "reward" and unlike)]
+    every = completed([_results(group[seed], split) for group in groups for seed in seeds], zero_result)
+    results = every[: len(seeds)], every[len(seeds) :]
+    known = dict.fromkeys(name for run in every for name in run if not (name == "reward" and unlike))
+    names = [name for name in known if all(name in run for run in every)]
+    lacking = [f"{name} is not compared: not all runs have it" for name in known if name not in names]
     if metric is not None and metric not in names:
         raise LmgymError(f"--metric is '{metric}'; {suggest(metric, names)}")
     if not names:
         raise LmgymError(f"the runs of {first} and {second} have no metric in common on split '{split}'")
-    counted = "reward" if all("reward" in run for run in every) else names[0]  # a reward model has none
-    counts = {run[counted]["count"] for run in every}
+    # Some metrics have fewer: those of answers that a reward could not judge, or of prompts that it is not for.
+    counts = {max(one["count"] for one in run.values()) for run in every}
     if len(counts) > 1:
         raise LmgymError(f"the runs were evaluated on different numbers of prompts: {sorted(counts)}")
     # 3. Their differences, seed by seed.
@@ -95,7 +98,8 @@ def compare_groups(
     }
     metric = metric or next((name for name in names if metrics[name].equal != len(seeds)), names[0])
     better = better_directions(metrics, rewards)
-    return SeedComparison(first, second, seeds, split, counts.pop(), metric, metrics, values, better, [*notes, *unlike])
+    notes += [*unlike, *lacking]
+    return SeedComparison(first, second, seeds, split, counts.pop(), metric, metrics, values, better, notes)
 
 
 def print_seed_comparison(comparison: SeedComparison, console: Console) -> None:

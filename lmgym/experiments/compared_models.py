@@ -49,11 +49,11 @@ def check_same_question(one: NamedModel, other: NamedModel) -> None:
         decoding = asdict(section.decoding(stage.sampling))
         homes = {key: "sampling" if key.startswith("stop") else "evaluation" for key in decoding if key != "kept_gib"}
         question = {f"{home}.{key}": decoding[key] for key, home in homes.items()}
-        question |= {f"evaluation.{key}": getattr(section, key) for key in ("split", "samples", "examples")}
+        question |= {f"evaluation.{key}": getattr(section, key) for key in ("split", "samples", "examples", "best_of")}
         questions.append(question | {"evaluation.env": section.env or stage.env, "policy.compute": side.compute})
     for key, value in questions[0].items():
-        if key == "policy.compute" and None in (value, questions[1][key]):
-            continue  # it computes in the other one's precision
+        if key in ("policy.compute", "evaluation.best_of") and None in (value, questions[1][key]):
+            continue  # it computes in the other one's precision, and its answers are picked as the other one's
         if value != questions[1][key]:
             raise _unlike(one, other, key, value, questions[1][key])
 

@@ -13,10 +13,12 @@ from lmgym.logs.console import Console
 from lmgym.logs.formatting import json_text
 from lmgym.logs.writer import disk_errors, make_folder
 from lmgym.rollouts.evaluate import EvaluationSection
+from lmgym.rollouts.rollout import groups_of
 from lmgym.stats.intervals import Interval
 from lmgym.training.planning.lengths import check_lengths, fitting_lengths
 from lmgym.training.planning.preflight import check_cut, cut_prompts
 from lmgym.training.setup import actor_of, evaluate_actor, held_out_examples, held_out_rewards
+from lmgym.types import Episode
 
 FOLDER = "evaluations"  # in a run folder
 
@@ -97,6 +99,9 @@ def evaluate_model(
     for note in notes:
         console.say(note)
     result = evaluate_actor(config, actor_of(config, policy), examples, rewards)
+    if equal := equal_answers(section, groups_of(result.episodes)):
+        console.say(*equal)
+        notes += equal
     weights = None if named.weights is None else str(named.weights)
     asked = (section.task or stage.task)["name"], section.split, len(examples), section.samples, asdict(decoding)
     compute, date = str(policy.compute).removeprefix("torch."), datetime.now(UTC).isoformat(timespec="seconds")
@@ -120,3 +125,18 @@ def with_samples(
             f"--samples {samples} at temperature 0 would give {samples} equal answers; give evaluation.temperature=1"
         )
     return replace(section, samples=samples, temperature=temperature)
+
+
+def equal_answers(section: EvaluationSection, *evaluations: Sequence[Sequence[Episode]]) -> list[str]:
+    """A sentence if several answers to each prompt are always the same one, since none was sampled: pass@k and the like
+    then say nothing. In a game of chance greedy answers may differ, and there is no sentence.
+
+    Example: equal_answers(EvaluationSection(samples=4), groups) -> ["the 4 answers to each prompt are equal: ..."]"""
+    every = [group for groups in evaluations for group in groups]
+    answers = [{tuple(tuple(turn.action_ids) for turn in episode.turns) for episode in group} for group in every]
+    if section.samples == 1 or section.temperature or any(len(own) > 1 for own in answers):
+        return []
+    return [
+        f"the {section.samples} answers to each prompt are equal: evaluation.temperature is 0; "
+        "evaluation.temperature=1 samples them"
+    ]

@@ -61,16 +61,16 @@ def _recipe(run: Path) -> dict[str, Any]:
 
 
 def _beginning(names: Sequence[str]) -> str:
-    """What the names of several seeds have in common at their beginning, or else the first name.
+    """What the names of several seeds have in common at their beginning, or else all of them.
 
     Example:
         >>> _beginning(["quickstart-seed-0", "quickstart-seed-1"]), _beginning(["a", "b"])
-        ('quickstart', 'a')
+        ('quickstart', 'a, b')
     """
     common = names[0]
     while not all(name.startswith(common) for name in names):
         common = common[:-1]
-    return re.sub(r"[-_,. ]*(seed)?[-_,. ]*[0-9]*$", "", common) or names[0]
+    return re.sub(r"[-_,. ]*(seed)?[-_,. ]*[0-9]*$", "", common) or ", ".join(names)
 
 
 def _settings(folder: Path) -> dict[str, list[Path]]:
@@ -84,7 +84,22 @@ def _settings(folder: Path) -> dict[str, list[Path]]:
         groups.setdefault(_apart_from_seed(read_yaml(member / "recipe.yaml")), []).append(member)
     if len(groups) == 1:
         return {folder.name: members}
-    return {_without_seed(runs[0].name): runs for runs in groups.values()}
+    labels = [_label([run.name for run in runs]) for runs in groups.values()]
+    return {
+        label if labels.count(label) == 1 else ", ".join(run.name for run in runs): runs
+        for label, runs in zip(labels, groups.values(), strict=True)
+    }
+
+
+def _label(names: Sequence[str]) -> str:
+    """What the folders of the seeds of a setting have in common.
+
+    Example:
+        >>> _label(["size-4,seed-0", "size-4,seed-1"]), _label(["seed-1", "seed-2"]), _label(["a-seed-0", "a-seed-1"])
+        ('size-4', 'seed-1, seed-2', 'a')
+    """
+    settings = {_without_seed(name) for name in names}
+    return settings.pop() if len(settings) == 1 else _beginning(names)
 
 
 def _apart_from_seed(recipe: Mapping[str, Any]) -> str:

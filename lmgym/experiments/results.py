@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.schema import Config
+from lmgym.core.files import read_json
 from lmgym.core.visible import visible
 from lmgym.experiments.grid import label, short_names
+from lmgym.experiments.paired_metrics import completed, zero_result
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import decimal, json_text
 from lmgym.logs.plots.curves import curves_plot
@@ -93,14 +95,15 @@ def report(
     checkpoint.write_text(folder / "table.md", table.markdown())
     console.table(table.title, table.headings, table.rows, table.bold)
     curves = {name: [member.folder / "metrics.jsonl" for member in groups[name]] for name in best}
-    plot = curves_plot(curves, folder / "plot.png", metric)
+    share = all(summary["newest"]["results"].get(metric, {}).get("share") for summary in summaries.values())
+    plot = curves_plot(curves, folder / "plot.png", metric, share)
     console.say(f"table: {folder / 'table.md'}, all numbers: {folder / 'results.json'}")
     console.say(f"plot:  {plot}")
 
 
 def read_summary(path: Path) -> dict[str, Any]:
     """The summary of a run; null, JSON's form of NaN, becomes NaN again."""
-    summary = rename_evaluations(json.loads(path.read_text(encoding="utf-8")))
+    summary = rename_evaluations(read_json(path))
     summary.setdefault("before", {"step": None, "split": None, "results": {}})  # a stage that became the last one late
     for moment in ("newest", "before", "after"):
         for interval in summary[moment]["results"].values():
@@ -109,22 +112,23 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def seeds_table(members: Sequence[Member], summaries: Mapping[str, Any]) -> Table:
-    """One row per metric: before, after (mean over the seeds with its interval), and each seed."""
-    afters = [summaries[member.label]["after"]["results"] for member in members]
-    befores = [summaries[member.label]["before"]["results"] for member in members]
+    """One row per metric: before, after (mean over the seeds with its interval), and each seed; "-" where there is no
+    number, and in place of means of which a seed lacks one."""
+    every = _completed(members, summaries, "before", "after")
+    befores, afters = every[: len(members)], every[len(members) :]
     seeds = [str(member.config.seed) for member in members]
     rows = []
-    for name in (name for name in afters[0] if all(name in after for after in afters)):
-        values = [after[name]["mean"] for after in afters]
-        start = [before[name]["mean"] for before in befores if name in before]
-        each = [decimal(value) for value in values]
+    for name in dict.fromkeys(name for after in afters for name in after):
+        each = [decimal(after[name]["mean"]) if name in after else "-" for after in afters]
         cells = each if len(seeds) <= SEEDS_SHOWN else [" ".join(each)]
-        before = decimal(sum(start) / len(start)) if len(start) == len(values) else "-"
-        rows.append((name, before, str(_over(after[name] for after in afters)), *cells))
+        start = [before[name]["mean"] for before in befores if name in before]
+        before = decimal(sum(start) / len(start)) if len(start) == len(seeds) else "-"
+        whole = all(name in after for after in afters)
+        rows.append((name, before, str(_over(after[name] for after in afters)) if whole else "-", *cells))
     heads = [f"seed {seed}" for seed in seeds] if len(seeds) <= SEEDS_SHOWN else [f"seeds {', '.join(seeds)}"]
-    after = summaries[members[0].label]["after"]
-    # The reward comes first, if there is one: a reward model has none. `evaluation: null` has nothing.
-    counts = next((f"{one['count']} prompts of {after['split']}" for one in after["results"].values()), "no evaluation")
+    # Metrics of answers that a reward could not judge, or of prompts that it is not for, are of fewer prompts.
+    count = max((one["count"] for one in afters[0].values()), default=0)
+    counts = f"{count} prompts of {summaries[members[0].label]['after']['split']}" if count else "no evaluation"
     title = f"{len(seeds)} seeds, {counts}: mean over seeds [95% interval, Student's t, shares within 0 and 1]"
     return Table(title, ("metric", "before", "after", *heads), rows)
 
@@ -175,10 +179,16 @@ def _over(results: Iterable[Mapping[str, Any]]) -> Interval:
 
 
 def _over_seeds(members: Sequence[Member], summaries: Mapping[str, Any], moment: str) -> dict[str, Any]:
-    moments = [summaries[member.label][moment] for member in members]
-    names = [name for name in moments[0]["results"] if all(name in one["results"] for one in moments)]
-    results = {name: asdict(_over(one["results"][name] for one in moments)) for name in names}
-    return {"split": moments[0]["split"], "results": results}
+    every = _completed(members, summaries, moment)
+    names = [name for name in every[0] if all(name in one for one in every)]
+    results = {name: asdict(_over(one[name] for one in every)) for name in names}
+    return {"split": summaries[members[0].label][moment]["split"], "results": results}
+
+
+def _completed(members: Sequence[Member], summaries: Mapping[str, Any], *moments: str) -> list[dict[str, Any]]:
+    """The results of every run at each moment, one moment after the other, with the metrics that are 0 in some."""
+    found = [summaries[member.label][moment]["results"] for moment in moments for member in members]
+    return completed(found, zero_result)
 
 
 def _entry(member: Member, summary: Any, sentence: str | None) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 import glob
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import read_json
 from lmgym.logs.records import rename_evaluations
 from lmgym.logs.run_folders import runs_in
 from lmgym.logs.run_state import is_locked
@@ -62,8 +64,7 @@ def _is_finished(run: Path, recipe: Mapping[str, Any]) -> bool:
     """Whether the summary of a run is about the last step of its recipe, or about an early stop: a run that is trained
     further keeps the summary of before until it ends."""
     try:
-        last, text = recipe["stages"][-1], (run / "summary.json").read_text(encoding="utf-8")
-        summary = rename_evaluations(json.loads(text))
+        last, summary = recipe["stages"][-1], rename_evaluations(read_json(run / "summary.json"))
         ended = summary["after"]["step"] >= last["steps"] or summary.get("stop") is not None
         return ended and summary["after"].get("stage") in (None, last["name"]) and not is_locked(run / ".lock")
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -76,10 +77,12 @@ def _check_one_setting(name: str, runs: Sequence[Path], recipes: Sequence[dict[s
         here, first = (dict(_flat({k: v for k, v in tree.items() if k not in APART})) for tree in (recipe, recipes[0]))
         keys = [key for key in {**first, **here} if first.get(key) != here.get(key)]
         if keys:
-            one = run.parent / f"{run.name.rpartition('seed-')[0]}seed-*" if "seed-" in run.name else run
+            one, other = (path.parent / re.sub("(.*seed-).*", r"\1*", path.name) for path in (run, runs[0]))
+            remedy = f"name the runs of one of them, such as '{one}'"
+            if one == other:  # one was trained further, and no name tells them apart
+                remedy = "train both with the same recipe, or leave one out by a glob"
             raise LmgymError(
-                f"{name} holds different settings: {runs[0].name} and {run.name} differ in {keys[0]}; name the runs of "
-                f"one of them, such as '{one}'"
+                f"{name} holds different settings: {runs[0].name} and {run.name} differ in {keys[0]}; {remedy}"
             )
 
 

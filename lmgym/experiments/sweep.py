@@ -5,7 +5,7 @@ OUT/
     seed-0/ ...       one run folder each (docs/run_folder.md), with log.txt if runs are parallel
     results.json, table.md, plot.png    see results.py"""
 
-import json
+import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from lmgym.config.schema import STAGE_KEYS, Config
 from lmgym.config.yaml import apply_override, check_heard, load_yaml, own_key, read_yaml, write_yaml
 from lmgym.core.constraints import PositiveInt
 from lmgym.core.errors import LmgymError, describe
+from lmgym.core.files import read_json
 from lmgym.core.registry import suggest
 from lmgym.core.validation import Section, check_arguments
 from lmgym.experiments.grid import SEED, expand, expands, flat, holds, says_expand
@@ -166,7 +167,7 @@ def sweep_folder(planned: Plan, recipe: Path) -> Path:
 
     Raises LmgymError if `out` has runs of another recipe."""
     if planned.out is not None:
-        folder = Path(planned.out)
+        folder = Path(os.path.expanduser(planned.out))
         if (folder / "recipe.yaml").is_file() and not _same_base(folder, planned):
             raise LmgymError(f"{folder} holds runs of another recipe than {recipe}; choose another out=")
         return folder
@@ -218,15 +219,25 @@ def train_all(planned: Plan, folder: Path, changed: bool = False, console: Conso
 def is_finished(config: Config) -> bool:
     """True if the run folder has exactly this run, trained to its end."""
     folder = Path(config.out or "")
+    if not has_ended(folder):
+        return False
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        state = checkpoint.read_state(checkpoint.all_checkpoints(folder / "checkpoints")[-1])
         _count_epochs(config)
-        # The same recipe, trained to its last step or stopped early, with its final model.
-        same = _apart_from_out(read_yaml(folder / "recipe.yaml")) == _apart_from_out(resolved(config))
-        ended = state["step"] >= config.stages[-1].steps or state["progress"].get("stop") is not None
+        return _apart_from_out(read_yaml(folder / "recipe.yaml")) == _apart_from_out(resolved(config))
+    except (OSError, ValueError, KeyError, TypeError, LmgymError):
+        return False
+
+
+def has_ended(folder: Path) -> bool:
+    """True if the run folder's run was trained to its last step or stopped early, and has its final model. Its own
+    recipe tells, so no data are read."""
+    try:
+        summary = read_json(folder / "summary.json")
+        state = checkpoint.read_state(checkpoint.all_checkpoints(folder / "checkpoints")[-1])
+        stages = read_yaml(folder / "recipe.yaml")["stages"]
+        ended = state["step"] >= stages[-1]["steps"] or state["progress"].get("stop") is not None
         there = (folder / "final").is_dir() and summary["after"]["step"] == state["step"]
-        return same and ended and there and state["stage"] == len(config.stages) - 1
+        return bool(ended and there and state["stage"] == len(stages) - 1)
     except (OSError, ValueError, KeyError, IndexError, TypeError, LmgymError):
         return False
 
@@ -244,7 +255,7 @@ def _one_by_one(todo: Sequence[Member], console: Console) -> tuple[dict[str, str
             traceback.print_exc()
             failed[member.label] = describe(error)
         else:
-            if not is_finished(member.config):
+            if not has_ended(member.folder):
                 return failed, True
     return failed, False
 

@@ -6,7 +6,7 @@ arguments."""
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,16 +20,21 @@ from lmgym.types import Episode
 
 @dataclass(frozen=True)
 class Corpus:
-    """The value of a corpus metric over all answers to `prompts` prompts.
+    """The value of a corpus metric over all answers to the prompts at these `places`, ascending, of the evaluation.
 
     If the metric is a function of sums over the prompts (such as BLEU), `summed` holds each prompt's part of the sums.
     Other metrics have None: the distinct words of all texts are no sum over the texts.
 
-    Example: Corpus(0.31, 500).interval -> Interval(mean=0.31, low=nan, high=nan, count=500)"""
+    Example: Corpus(0.31, range(500)).interval -> Interval(mean=0.31, low=nan, high=nan, count=500)"""
 
     value: float
-    prompts: int
+    places: Sequence[int]
     summed: SufficientStatistics | None = None
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts it is about."""
+        return len(self.places)
 
     @property
     def interval(self) -> Interval:
@@ -52,13 +57,14 @@ def corpora(
                 [one for one in group if one.turns and one.reward_components.get(reward.name, 0.0) is not None]
                 for group in groups
             ]
-            answered = [episodes_to_judge(reward, group) for group in usable]
-            if answered := [group for group in answered if group]:
+            judged = [episodes_to_judge(reward, group) for group in usable]
+            if answered := {place: group for place, group in enumerate(judged) if group}:
                 figures[f"{reward.name}/corpus"] = _corpus(reward, answered, timeout)
     return figures
 
 
-def _corpus(reward: Reward, groups: Sequence[Sequence[Episode]], timeout: float | None) -> Corpus:
+def _corpus(reward: Reward, answered: Mapping[int, Sequence[Episode]], timeout: float | None) -> Corpus:
+    groups = list(answered.values())
     episodes = [episode for group in groups for episode in group]
     call = [episode.text for episode in episodes], [episode.example for episode in episodes]
     arguments = getattr(reward.function, "keywords", {})
@@ -75,4 +81,4 @@ def _corpus(reward: Reward, groups: Sequence[Sequence[Episode]], timeout: float 
             value = summed.figure
     if not isinstance(value, numbers.Real):
         raise LmgymError(f"reward '{reward.name}': its corpus returned {value!r}; it must be a number")
-    return Corpus(float(value), len(groups), summed)
+    return Corpus(float(value), tuple(answered), summed)

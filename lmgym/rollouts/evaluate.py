@@ -18,13 +18,14 @@ from lmgym.logs.records import environment_numbers
 from lmgym.rewards.base import Reward, episodes_to_judge
 from lmgym.rewards.corpus import Corpus, corpora
 from lmgym.rollouts.actor import Actor
-from lmgym.rollouts.play import play
+from lmgym.rollouts.play import play, who_moved
 from lmgym.rollouts.rollout import groups_of
 from lmgym.stats.intervals import Interval, mean_interval, pass_at_k_each
 from lmgym.stats.selection import best_of, majority
 from lmgym.types import Episode, Example
 
 SELECTED = re.compile(r"/(pass|maj|best)@\d+$")  # what is said of several answers to a prompt
+RARE = {"unjudged": "reward", "environment_errors": "length/mean", "truncated/context": "truncated"}  # `counted_with`
 
 
 @dataclass(kw_only=True)
@@ -114,7 +115,8 @@ def evaluate(
     """Answer each example `samples` times and score the answers. `judge` is the reward that picks the best of them. An
     answer that a reward did not judge is not in its mean, and a metric without any answer is left out; "unjudged" is
     the share of those that none judged, and "unjudged/NAME" of those that the reward NAME did not judge. An episode
-    whose environment failed is in "environment_errors" and in no other metric, but for what it has noted.
+    whose environment failed is in "environment_errors" and in no other metric, but for what it has noted. That of a
+    player who has never moved is in none.
 
     Random numbers are a function of (seed, place), not of the training step, so that two evaluations of the same
     examples are paired. Intervals are over prompts (stats/intervals.py); there is none (NaN) for a single prompt, for
@@ -123,7 +125,7 @@ def evaluate(
     totals = [replace(reward, shaping=False) for reward in rewards]
     episodes = play(prompts, actor, sampling, (seed, "evaluation"), envs, totals, timeout, rewards_failed)
     groups = groups_of(episodes)
-    values = measured(groups, rewards) | by_task(groups, rewards) | noted(groups)
+    values = measured(groups, rewards) | by_task(groups) | noted(groups)
     values |= chosen_by(judge, groups, rewards) if judge is not None else {}
     if sampling.fixed_length:
         del values["truncated"]
@@ -140,17 +142,19 @@ def evaluate(
 def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:
     """The numbers behind an evaluation: by metric, one list per prompt of one number per answer (pass@k: one per
     prompt). "length/mean" are tokens; "length" is a reward. Answers that were not judged have no number, nor have
-    episodes whose environment failed, so a list may be empty."""
-    failed = [[float(bool(episode.error)) for episode in group] for group in groups]
+    episodes whose environment failed, nor those to prompts that a reward with `tasks` or `where` is not for, so a list
+    may be empty."""
+    failed = [[float(bool(episode.error)) for episode in who_moved(group)] for group in groups]
     ks, groups = _sizes(groups), [_answered(group) for group in groups]
     values = {"reward": [[episode.score for episode in group if episode.judged] for group in groups]}
     for reward in rewards:
-        own = values[reward.name] = _values_of(reward.name, groups)
+        asked = _asked(reward, groups)
+        own = values[reward.name] = _values_of(reward.name, asked)
         if all(value in (0.0, 1.0) for group in own for value in group):
             values |= {f"{reward.name}/pass@{k}": _each(k, _pass_at_k, own) for k in ks}
-            values |= _elected(reward, groups, own, ks)
-        if any(episode.reward_components[reward.name] is None for group in groups for episode in group):
-            lacking = [[float(e.reward_components[reward.name] is None) for e in group] for group in groups]
+            values |= _elected(reward, asked, own, ks)
+        if any(episode.reward_components[reward.name] is None for group in asked for episode in group):
+            lacking = [[float(e.reward_components[reward.name] is None) for e in group] for group in asked]
             values[f"unjudged/{reward.name}"] = lacking
     if any(not episode.judged for group in groups for episode in group):
         values["unjudged"] = [[float(not episode.judged) for episode in group] for group in groups]
@@ -164,8 +168,14 @@ def measured(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> 
 
 
 def _answered(group: Sequence[Episode]) -> list[Episode]:
-    """The episodes whose environment did not fail: an answer that a failure has cut short is no wrong answer."""
-    return [episode for episode in group if not episode.error]
+    """The episodes whose environment did not fail: an answer that a failure has cut short is no wrong answer. Nor is it
+    one of a player's who has never moved."""
+    return [episode for episode in who_moved(group) if not episode.error]
+
+
+def _asked(reward: Reward, groups: Sequence[Sequence[Episode]]) -> list[Sequence[Episode]]:
+    """The groups of the prompts that the reward is for; of others, for which it is 0, a group without episodes."""
+    return [group if group and reward.applies(group[0].example) else [] for group in groups]
 
 
 def _sizes(groups: Sequence[Sequence[Episode]]) -> list[int]:
@@ -209,12 +219,21 @@ def chosen_by(
     if judge not in names:
         raise LmgymError(f"evaluation.best_of: there is no reward or metric '{judge}'; {suggest(judge, names)}")
     found = dict[str, list[list[float]]]()
-    for name in names:
-        parts = [[episode.reward_components for episode in _answered(group)] for group in groups]
+    for reward, name in zip(rewards, names, strict=True):
+        asked = _asked(reward, [_answered(group) for group in groups])
+        parts = [[episode.reward_components for episode in group] for group in asked]
         both = [[own for own in group if own[name] is not None and own[judge] is not None] for group in parts]
         values, liked = ([[own[key] for own in group] for group in both] for key in (name, judge))
         found |= {f"{name}/best@{k}": _each(k, best_of, values, liked) for k in _sizes(groups) if k > 1}
     return found
+
+
+def counted_with(name: str) -> str | None:
+    """The metric beside which an evaluation has this one only where it is above 0: where that one is and this one is
+    not, this one is 0. None for a metric that is never left out so.
+
+    Example: counted_with("unjudged/final_answer") -> "final_answer" """
+    return name.removeprefix("unjudged/") if name.startswith("unjudged/") else RARE.get(name)
 
 
 def is_share(name: str, among: Collection[str] = ()) -> bool:
@@ -242,18 +261,13 @@ def better_directions(names: Iterable[str], rewards: Sequence[Reward]) -> dict[s
     return found
 
 
-def by_task(groups: Sequence[Sequence[Episode]], rewards: Sequence[Reward]) -> dict[str, list[list[float]]]:
-    """In a mixture of tasks, the score of each task ("reward/TASK"); and `measured` of rewards for some tasks alone."""
+def by_task(groups: Sequence[Sequence[Episode]]) -> dict[str, list[list[float]]]:
+    """In a mixture of tasks, the score of each task, as "reward/TASK"."""
     values: dict[str, list[list[float]]] = {}
     for group in groups:
         if "mixture" in group[0].example.meta:
             task = f"reward/{group[0].example.meta['task']}"
             values.setdefault(task, []).append([episode.score for episode in _answered(group) if episode.judged])
-    for reward in rewards:
-        own = [group for group in groups if reward.applies(group[0].example)] if reward.selective else []
-        for name, numbers in measured(own, [reward]).items() if own else ():
-            if name in (reward.name, f"unjudged/{reward.name}") or name.startswith(f"{reward.name}/"):
-                values[name] = numbers
     return values
 
 

@@ -13,8 +13,11 @@ from lmgym.config.build import build_config, dump
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.compare import Comparison, compare_models
 from lmgym.experiments.compared_models import check_same_question, common_rewards
-from lmgym.experiments.named_models import NamedModel
+from lmgym.experiments.evaluations import evaluate_model
+from lmgym.experiments.named_models import NamedModel, find_model
+from lmgym.experiments.paired_metrics import completed, pair_metrics, zeros
 from lmgym.experiments.seed_groups import seed_group
+from lmgym.logs.console import Console
 from lmgym.stats.paired import compare_paired, compare_seeds
 from lmgym.training.setup import held_out_rewards
 from tests import runs
@@ -122,6 +125,74 @@ def test_several_sampled_answers(two: tuple[Path, Path]) -> None:
     again = compare_models(*map(str, two), overrides, split="validation")
     assert again.examples == result.examples  # random numbers are a function of the place
     assert result.metrics["regex"].test == "sign flip"
+
+
+def test_a_comparison_has_the_numbers_of_the_evaluations(tmp_path: Path) -> None:
+    """Of a reward for one task of a mixture too, and of the best of several answers."""
+    sums = {key: value for key, value in runs.TINY["task"].items() if key != "largest"}
+    tasks = [{**sums, "largest": largest, "label": f"to{largest}"} for largest in (3, 9)]
+    regex = {"regex": {"pattern": "[0-9]", "tasks": ["to3"]}, "length": {"target": 6}}
+    evaluation = {"examples": 8, "samples": 2, "temperature": 1.0, "best_of": "length"}
+    recipe = str(runs.write(tmp_path / "a.yaml", task={"name": "mixture", "tasks": tasks}, rewards=regex,
+                            evaluation=evaluation))  # fmt: skip
+    plain = str(runs.write(tmp_path / "b.yaml", task={"name": "mixture", "tasks": tasks}, rewards=regex,
+                           evaluation={**evaluation, "best_of": None}))  # fmt: skip
+    named = find_model(recipe)
+    assert named is not None
+    alone = {
+        name: interval
+        for name, interval in evaluate_model(named, Console(quiet=True)).metrics.items()
+        if not name.startswith("reward/")
+    }
+    result = compare_models(recipe, recipe)
+    assert {name: metric.first for name, metric in result.metrics.items()} == alone
+    assert {"regex/pass@2", "regex/best@2", "length/best@2"} < alone.keys()
+    assert result.metrics["regex"].difference.count == result.metrics["regex/best@2"].difference.count == 4
+    assert sum(not row["first"]["values"]["regex"] for row in result.examples) == 4
+    assert compare_models(plain, recipe).metrics.keys() == alone.keys()  # one of them picks
+    with pytest.raises(LmgymError, match=r"evaluation\.best_of is 'length' for the one and 'regex' for the other"):
+        compare_models(recipe, str(runs.write(tmp_path / "c.yaml", evaluation={**evaluation, "best_of": "regex"})))
+
+
+def test_several_greedy_answers_are_equal_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(runs.write(tmp_path / "a.yaml", evaluation={"examples": 2, "samples": 3}))
+    said = "the 3 answers to each prompt are equal: evaluation.temperature is 0; evaluation.temperature=1 samples them"
+    assert compare_models(recipe, recipe).notes == [said]
+    assert compare_models(recipe, recipe, ["evaluation.temperature=1"]).notes == []
+    for command in (["compare", recipe, recipe], ["eval", recipe]):
+        assert main(command) == 0 and said in capsys.readouterr().out
+    named = find_model(recipe)
+    assert named is not None and evaluate_model(named, Console(quiet=True)).notes == [said]
+    assert compare_models(recipe, recipe, ["evaluation.samples=1"]).notes == []
+
+
+def test_what_only_one_side_has_is_said_and_what_is_not_there_is_none() -> None:
+    """The judge had nothing to say of two answers of B; an environment of A failed; a game of B was too long."""
+    mine = [[1.0], [0.0], [1.0], []]
+    one = {
+        "reward": mine, "mine": mine, "mine/pass@1": mine,
+        "length/mean": [[5.0], [5.0], [5.0], []], "truncated": [[0.0], [0.0], [1.0], []],
+        "environment_errors": [[0.0], [0.0], [0.0], [1.0]],
+    }  # fmt: skip
+    other = {
+        "reward": [[0.5], [], [], [0.5]], "mine": [[0.5], [], [], [0.5]], "length/mean": [[5.0]] * 4,
+        "truncated": [[0.0]] * 3 + [[1.0]], "unjudged": [[0.0], [1.0], [1.0], [0.0]],
+        "unjudged/mine": [[0.0], [1.0], [1.0], [0.0]], "truncated/context": [[0.0]] * 3 + [[1.0]],
+        "noise/pass@1": [[]] * 4,
+    }  # fmt: skip
+    first, second = completed([one, other], zeros)
+    assert first["unjudged/mine"] == first["truncated/context"] == [[0.0], [0.0], [0.0], []]
+    assert second["environment_errors"] == [[0.0]] * 4 and "mine/pass@1" not in second
+    metrics, notes = pair_metrics(first, {**second, "odd": [[1.0]] * 4})
+    assert metrics["mine"].difference.count == 1 and metrics["length/mean"].difference.count == 3
+    assert metrics["unjudged"] == metrics["unjudged/mine"] == compare_paired([[0]] * 3, [[0], [1], [1]])
+    assert metrics["environment_errors"] == compare_paired([[0]] * 3 + [[1]], [[0]] * 4)
+    assert notes == [
+        "mine/pass@1 is not compared: only A has it",
+        "odd is not compared: only B has it",
+    ]
+    nowhere = pair_metrics({"mine": [[1.0], []]}, {"mine": [[], [1.0]]})
+    assert nowhere == ({}, ["mine is not compared: it has no prompt that was judged for both"])
 
 
 def test_final_split_comes_first_unless_a_split_is_named(tmp_path: Path) -> None:
@@ -319,6 +390,15 @@ def test_groups_of_seeds_that_cannot_be_compared(
         finished(groups / f"d/seed-{seed}", seed, [0.1, 0.2, 0.3], evaluation={"examples": 4})
     said = complaint(capsys, "compare", "a", "d")
     assert "evaluation.examples is 8 for the one and 4 for the other; train both with the same value" in said
+    shutil.copytree("b", "e")
+    finished(groups / "e/seed-4", 4, [0.1, 0.2, 0.3], optimizer={"learning_rate": 0.01}, steps=5)
+    said = complaint(capsys, "compare", "a", "e/seed-*")
+    assert said.endswith("differ in stages.train.steps; train both with the same recipe, or leave one out by a glob")
+    Path("e/seed-4").rename("e/long")
+    Path("e/seed-2").rename("e/short")
+    for names, example in (("*[gt]", "short"), ("[ls]*", "seed-*")):
+        said = complaint(capsys, "compare", "a", f"e/{names}")
+        assert said.endswith(f"differ in stages.train.steps; name the runs of one of them, such as 'e/{example}'")
     summary = Path("b/seed-2/summary.json")
     whole = json.loads(summary.read_text())
     earlier = {**whole, "after": {**whole["after"], "step": 4}}  # it is trained further, and was killed on its way
@@ -329,3 +409,25 @@ def test_groups_of_seeds_that_cannot_be_compared(
     capsys.readouterr()
     summary.unlink()
     assert "seed-2 is not finished; go on with `lmgym train b/seed-2`" in complaint(capsys, "compare", "a", "b")
+
+
+def test_runs_of_which_one_left_answers_unjudged(
+    groups: Path, no_model: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its reward is of fewer prompts than the others' are; where nothing was unjudged, there is no such metric."""
+    path = Path("b/seed-2/summary.json")
+    summary = json.loads(path.read_text())
+    results = summary["after"]["results"]
+    results["reward"]["count"] = results["regex"]["count"] = 6
+    for name in ("unjudged", "unjudged/regex"):
+        results[name] = {"mean": 0.25, "low": 0.05, "high": 0.6, "count": 8, "share": True}
+    results["regex/pass@1"] = {"mean": 0.5, "low": 0.1, "high": 0.9, "count": 8, "share": True}
+    path.write_text(json.dumps({**summary, "newest": summary["after"]}))
+    assert main(["compare", "a", "b", "--json", "all.json"]) == 0
+    said, result = capsys.readouterr().out, json.loads(Path("all.json").read_text())
+    assert result["prompts"] == 8 and "2 seeds, 8 prompts of test" in said
+    assert result["values"]["unjudged"] == result["values"]["unjudged/regex"] == {
+        "first": [0.0, 0.0], "second": [0.0, 0.25],
+    }  # fmt: skip
+    assert result["better"]["unjudged"] == -1 and "regex/pass@1" not in result["metrics"]
+    assert "regex/pass@1 is not compared: not all runs have it" in said

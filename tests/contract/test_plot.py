@@ -1,5 +1,6 @@
 """`lmgym plot`: the numbers behind its lines and bands, its files, and what it refuses."""
 
+import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
 from lmgym.cli.main import main
 from lmgym.config.yaml import write_yaml
+from lmgym.core.errors import LmgymError
 from lmgym.experiments.plotted_runs import plotted_runs
 from lmgym.logs.plots import metric as metric_plot
+from lmgym.logs.plots.figures import draw_band
 from lmgym.logs.plots.metric import Line, caption, spread
 from lmgym.logs.writer import Writer
 from lmgym.stats.intervals import student_t
@@ -83,6 +88,25 @@ def test_runs_that_differ_in_the_seed_are_one_line(sweep: Path, tmp_path: Path) 
     assert named["seeds"] == [seeds / "seed-0", seeds / "seed-1"]
 
 
+def test_no_run_of_a_folder_is_left_out(sweep: Path, tmp_path: Path) -> None:
+    """One run of a setting was trained further, so that its recipe is another one."""
+    made(sweep / "group_size-4,seed-0", 4, seed=0, size=4, steps_more=True)
+    found = {name: [run.name for run in folders] for name, folders in plotted_runs([str(sweep)]).items()}
+    others = ["group_size-4,seed-1", "group_size-4,seed-2"]
+    assert found == {
+        "group_size-4,seed-0": ["group_size-4,seed-0"],
+        ", ".join(others): others,
+        "group_size-8": [f"group_size-8,seed-{seed}" for seed in range(3)],
+    }
+    for seed in range(3):
+        made(tmp_path / "seeds" / f"seed-{seed}", seed=seed, more=seed == 0)
+        made(tmp_path / "mixed" / f"quick-seed-{seed}", seed=seed, more=seed == 0)
+    assert list(plotted_runs([str(tmp_path / "seeds")])) == ["seed-0", "seed-1, seed-2"]
+    assert list(plotted_runs([str(tmp_path / "mixed")])) == ["quick-seed-0", "quick"]
+    alike = [made(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
+    assert list(plotted_runs([str(one) for one in alike])) == ["a, b"]
+
+
 def test_seeds_are_one_line_wherever_they_lie(tmp_path: Path) -> None:
     alike = [made(tmp_path / place / f"quick-seed-{seed}", seed=seed) for seed, place in enumerate("xyx")]
     other, again = made(tmp_path / "long", seed=0, size=9), made(tmp_path / "x" / "again", seed=1)
@@ -109,6 +133,45 @@ def test_a_single_run_has_the_interval_of_its_evaluations(tmp_path: Path, drawn:
     assert line.steps.tolist() == [0, 10, 20]  # of the last stage, and of the first split
     assert line.bounds[:, 0].tolist() == [0.5, -0.5, 1.5]
     assert texts[:3] == ("held-out goal", "step of stage s1", "mean over prompts, 95% interval")
+
+
+def test_the_band_of_a_share_ends_at_0_and_1(tmp_path: Path, drawn: Callable[..., Any]) -> None:
+    """The summary of a finished run says whether a metric is one; of two seeds the interval is 12.7 standard errors."""
+    seeds = [made(tmp_path / f"seed-{seed}", offset=0.2 + 0.4 * seed, seed=seed) for seed in range(2)]
+    assert drawn({"a": seeds}, "goal")[0][0].bounds[1, 0] < -1  # neither has ended
+    for share in (True, False):
+        moment = {"results": {"goal": {"mean": 0.5, "share": share}}}
+        (seeds[1] / "summary.json").write_text(json.dumps({"newest": moment, "after": {"results": {}}}))
+        low, high = drawn({"a": seeds}, "goal")[0][0].bounds[1:, 0].tolist()
+        assert (low == 0.0 and high == 1.0) if share else (low < -1 and high > 1)
+    for damaged in ("[]", "[" * 100_000):
+        (seeds[1] / "summary.json").write_text(damaged)
+        assert drawn({"a": seeds}, "goal")[0][0].bounds[1, 0] < -1
+
+
+def test_an_interval_of_a_single_step_is_drawn() -> None:
+    """A band needs two steps. Where the seeds agree at its neighbours, a step has a bar, as have points without a
+    line."""
+    low = np.array([0.1, np.nan, 0.3, np.nan, 0.5, 0.6])
+    for joined, bars in ((True, [0, 2]), (False, [0, 2, 4, 5])):
+        axes = Figure().add_subplot()
+        draw_band(axes, np.arange(6), low, low + 1, "red", 0.2, joined)
+        drawn = [one for one in axes.collections if isinstance(one, LineCollection)]
+        assert len(drawn) == 1 and len(axes.collections) == 1 + joined
+        segments = [segment.tolist() for segment in drawn[0].get_segments()]
+        assert segments == [[[at, low[at]], [at, low[at] + 1]] for at in bars]
+
+
+def test_a_reward_may_be_named_as_the_end_of_an_interval(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    records: list[dict[str, Any]] = [
+        {"kind": "train", "stage": 0, "step": 0, "reward/low": 1.0},
+        {"kind": "evaluation", "stage": 0, "step": 0, "low": 1.0, "low/low": 0.5},
+    ]
+    assert metric_plot.find_metric("reward/low", {run: records}) == ("train", "reward/low")
+    assert metric_plot.find_metric("low", {run: records}) == ("evaluation", "low")
+    with pytest.raises(LmgymError, match="no run has a metric 'low/low'"):
+        metric_plot.find_metric("low/low", {run: records})
 
 
 def test_train_metrics_are_smoothed_all_alike(tmp_path: Path, drawn: Callable[..., Any]) -> None:
@@ -152,8 +215,13 @@ def test_a_caption_says_what_lines_and_bands_are() -> None:
     one, two = Line("a", np.arange(1), bounds, 1), Line("b", np.arange(1), bounds, 2)
     assert caption([one], "train", 1) == "one run"
     assert caption([one, one], "train", 3) == "one run each; mean of 3 steps"
-    assert caption([one, two], "train", 1) == "mean over 1 or 2 seeds"
+    assert caption([one, two], "train", 1) == "mean over 2 seeds; one run"
     assert caption([one], "evaluation", 1) == "mean over prompts"
+    three = Line("c", np.arange(1), np.array([[1.0], [0.5], [1.5]]), 3)
+    assert caption([two, three], "train", 1) == "mean over 2 or 3 seeds, 95% interval"
+    assert caption([one, three], "evaluation", 1) == "mean over 3 seeds, 95% interval; of one run: mean over prompts"
+    alone = Line("d", np.arange(1), three.bounds, 1)
+    assert caption([two, alone], "evaluation", 1) == "mean over 2 seeds; of one run: mean over prompts, 95% interval"
 
 
 def test_what_cannot_be_drawn_is_named(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

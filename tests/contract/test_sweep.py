@@ -23,7 +23,7 @@ from lmgym.config.schema import STAGE_KEYS
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.grid import expand, expands, text_of
-from lmgym.experiments.results import Member, seeds_table, settings_table
+from lmgym.experiments.results import Member, report, seeds_table, settings_table
 from lmgym.experiments.sweep import is_finished, plan, plan_tree, sweep_folder, train_all
 from lmgym.logs.console import Console
 from lmgym.logs.plots.curves import curves_plot, mean_and_band
@@ -42,7 +42,7 @@ ONCE = {"expand": True, "values": [7]}
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take longer than tiny runs; the last tests of this file draw one."""
-    monkeypatch.setattr("lmgym.experiments.results.curves_plot", lambda curves, plot, metric: plot)
+    monkeypatch.setattr("lmgym.experiments.results.curves_plot", lambda curves, plot, metric, share: plot)
 
 
 # ---------------------------------------------------------------- one tree that stands for several
@@ -603,6 +603,33 @@ def test_a_table_over_seeds_shows_each(count: int) -> None:
     assert len(each) == len(table.headings) - 3 == (1 if count == 9 else count)
 
 
+def test_a_table_over_seeds_leaves_out_no_metric() -> None:
+    """One seed left answers unjudged, and has a metric that the others lack."""
+    made = [made_up(f"seed-{seed}", {}, seed, 0.5, 0.1 * seed) for seed in range(3)]
+    after = made[1][1]["after"]["results"]
+    after["reward"]["count"] = 48
+    after["unjudged"], after["odd"] = ({"mean": mean, "low": 0.1, "high": 0.6, "count": 64} for mean in (0.25, 2.0))
+    table = seeds_table([member for member, _ in made], {member.label: summary for member, summary in made})
+    rows = {name: cells for name, *cells in table.rows}
+    assert rows["unjudged"] == ["0.000", str(student_t([0.0, 0.25, 0.0])), "0.000", "0.250", "0.000"]
+    assert rows["odd"] == ["-", "-", "-", "2.000", "-"] and list(rows) == ["reward", "m", "unjudged", "odd"]
+    assert "3 seeds, 64 prompts of test" in table.title
+
+
+def test_the_picture_is_told_whether_the_metric_is_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[bool]()
+    monkeypatch.setattr("lmgym.experiments.results.curves_plot", lambda *given: seen.append(given[-1]) or given[1])
+    made = [made_up(f"seed-{seed}", {}, seed, 0.5, 0.1) for seed in range(2)]
+    for share in (True, False):
+        for member, summary in made:
+            summary["newest"]["results"]["m"]["share"] = share
+            member.config.out = str(tmp_path / member.label)
+            member.folder.mkdir(exist_ok=True)
+            (member.folder / "summary.json").write_text(json.dumps(summary))
+        report([member for member, _ in made], "m", "max", tmp_path, {}, Console(quiet=True))
+    assert seen == [True, False]
+
+
 def test_a_wide_table_breaks_its_headings_and_keeps_its_cells(capsys: pytest.CaptureFixture[str]) -> None:
     Console().table("a title", ("metric of a name", "two words", "more of them"), [("a" * 30, "b" * 20, "c c" * 7)])
     said = capsys.readouterr().out
@@ -615,6 +642,7 @@ def test_mean_and_band_are_of_the_steps_that_all_have() -> None:
     assert steps.tolist() == [0, 2] and mean.tolist() == [0.2, 0.7]
     interval = student_t([0.5, 0.9])
     assert (low[1], high[1]) == (interval.low, interval.high)
+    assert mean_and_band(curves, share=True)[1][1:, 1].tolist() == [0.0, 1.0]  # of a share
 
 
 @pytest.mark.slow
@@ -634,8 +662,18 @@ def test_a_picture_of_several_runs(tmp_path: Path) -> None:
         path = curves_plot(drawn, tmp_path / "plots" / "plot.png", "m")
         pictures.append(path.read_bytes())
     assert pictures[0] == pictures[1] != pictures[2]
+    assert curves_plot(groups, tmp_path / "share.png", "m", share=True).read_bytes() != pictures[0]
     assert pictures[0].startswith(b"\x89PNG") and struct.unpack(">II", pictures[0][16:24]) == (1200, 440)
     with pytest.raises(LmgymError, match="nothing to draw, neither a reward, a loss nor x"):
         with Writer(tmp_path / "none") as writer:
             writer.metrics({"kind": "train", "stage": 0, "step": 0, "entropy": 1.0})
         curves_plot({"": [tmp_path / "none" / "metrics.jsonl"]}, tmp_path / "x.png", "x")
+    with Writer(tmp_path / "short") as writer:
+        for step in range(29):
+            writer.metrics({"kind": "train", "stage": 0, "step": step, "reward": 1.0})
+    for paths, unit in (
+        (groups["c"], "mean of the step, smoothed"),
+        ([tmp_path / "short" / "metrics.jsonl"], "mean of the step"),
+    ):
+        drawn = curves_plot({"": paths}, tmp_path / "x.svg", "m").read_text()
+        assert f"<!-- {unit} -->" in drawn

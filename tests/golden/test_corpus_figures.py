@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from lmgym.cli.main import main
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.experiments.paired_metrics import of_all
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.corpus import corpora
 from lmgym.stats.intervals import Interval, SufficientStatistics
@@ -164,6 +166,21 @@ def test_the_difference_of_two_means_is_a_difference_of_figures_of_sums() -> Non
     assert 0.02 < p < 0.8
     assert ours.p == pytest.approx(p, abs=4 * math.sqrt(2 * p * (1 - p) / 9999))  # two draws of 9,999 signs
     assert (ours.higher_first, ours.equal, ours.higher_second) == (None, None, None)
+
+
+def test_only_prompts_that_were_judged_for_both_are_compared() -> None:
+    """Each side lacks another prompt: the rows of the others belong together."""
+    reward, sides = build_rewards({"sacre_bleu": 0}), []
+    for right, lacking in ((0.5, [0]), (0.8, [29]), (0.5, [0, 29]), (0.8, [0, 29])):
+        groups = groups_of(pairs(30, seed=6, right=right))
+        for place in lacking:
+            groups[place][0].reward_components["sacre_bleu"] = None
+        sides.append(corpora(reward, groups)["sacre_bleu/corpus"])
+    one, other, *both = sides
+    assert one.prompts == other.prompts == 29 and one.places != other.places
+    assert of_all(one, other) == of_all(*both) and of_all(one, other).difference.count == 28
+    assert of_all(one, replace(other, summed=None)).test == "none"
+    assert of_all(one, replace(other, places=(99,))).test == "none"  # no prompt in common
 
 
 @pytest.mark.slow

@@ -114,6 +114,19 @@ def test_the_best_of_right_and_wrong_answers_is_a_share() -> None:
     assert found.mean < 1.0 and found.high == 1.0 and mean_interval(values["right/best@2"]).high > 1.0
 
 
+def test_what_is_picked_counts_where_a_reward_is_for_the_prompt() -> None:
+    rewards = [Reward("odd", 1.0, lambda t, _: [], where={"odd": True}), Reward("judge", 0.0, lambda t, _: [])]
+    groups = []
+    for place in range(4):
+        parts = [{"odd": float(place % 2 and n == 0), "judge": float(n == 0)} for n in range(2)]
+        example = Example(f"a/{place}", "?", meta={"odd": bool(place % 2)})
+        groups.append([Episode(example, place, n, [Turn([1], [2])], reward_components=own)
+                       for n, own in enumerate(parts)])  # fmt: skip
+    found = measured(groups, rewards) | chosen_by("judge", groups, rewards)
+    assert found["odd"] == [[], [1.0, 0.0]] * 2
+    assert found["odd/best@2"] == found["odd/pass@2"] == [[], [1.0]] * 2 and found["judge/best@2"] == [[1.0]] * 4
+
+
 @pytest.mark.slow
 def test_evaluations_report_them(tmp_path: Path) -> None:
     """A judge that likes long answers, of eight: their length rises with K, and what else it picks is reported."""

@@ -9,6 +9,7 @@ import numpy as np
 from lmgym.core.errors import LmgymError
 from lmgym.logs.plots.figures import (
     COLOURS,
+    draw_band,
     figure_of,
     finite,
     limit_y,
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values; both [points]
 
 
-def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) -> Path:
+def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str, share: bool = False) -> Path:
     """Plot the last stage of several runs: the train reward (or loss) and the held-out `metric` over its steps. Returns
     `out` (a PNG).
 
     `groups` holds for each setting (the empty name if there are no settings) the metrics.jsonl of each seed; the first
     eight settings are drawn. The bold line is the mean over the seeds, at steps that all seeds have; the band is its
-    95% interval (Student's t, two seeds or more that differ). Fewer than three evaluations are points that no line
-    joins. Raises LmgymError if there is nothing to draw.
+    95% interval (Student's t, two seeds or more that differ), which is cut to [0, 1] if `metric` is a `share`. Fewer
+    than three evaluations are points that no line joins. Raises LmgymError if there is nothing to draw.
 
     Example: curves_plot({"": [Path("runs/a/seed-0/metrics.jsonl")]}, Path("runs/a/plot.png"), "final_answer")"""
     drawn = dict(list(groups.items())[: len(COLOURS)])
@@ -41,7 +42,9 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
     # A panel for the reward (without one, the first loss), and a panel for the held-out metric, if recorded.
     names = [name for runs in read.values() for run in runs for name in run]
     left = "reward" if "reward" in names else next((name for name in names if name.startswith("loss")), "")
-    panels = [(left, "Training " + ("reward" if left == "reward" else "loss"), "mean of the step, smoothed")]
+    smoothed = any(_window(len(run[left][0])) > 1 for runs in read.values() for run in runs if left in run)
+    unit = "mean of the step" + (", smoothed" if smoothed else "")
+    panels = [(left, "Training " + ("reward" if left == "reward" else "loss"), unit)]
     panels.append(("held out", f"Held-out {metric}", "mean over prompts"))
     panels = [panel for panel in panels if panel[0] in names]
     if not panels:
@@ -51,7 +54,7 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
         for (name, title, unit), axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
             axes.margins(x=0.03)
             for place, (group, runs) in enumerate(read.items()):
-                _draw(axes, [run[name] for run in runs if name in run], place, group)
+                _draw(axes, [run[name] for run in runs if name in run], place, group, share and name == "held out")
             # Without the band: with two seeds it may be ten times as wide.
             limit_y(axes, [run[name][1] for runs in read.values() for run in runs if name in run], 0.25)
             if several and name == "held out":
@@ -71,8 +74,9 @@ def curves_plot(groups: Mapping[str, Sequence[Path]], out: Path, metric: str) ->
     return out
 
 
-def mean_and_band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that all curves have, and the mean, low and high of the curves there [3, points].
+def mean_and_band(curves: Sequence[Curve], share: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that all curves have, and the mean, low and high of the curves there [3, points], of a `share` within
+    [0, 1].
 
     Example: two seeds, evaluated at 0, 20 and at 0, 20, 40
         >>> one, other = (np.array([0, 20]), np.array([0.1, 0.5])), (np.array([0, 20, 40]), np.array([0.1, 0.7, 0.9]))
@@ -81,7 +85,7 @@ def mean_and_band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     """
     steps = sorted(set.intersection(*({int(step) for step in steps} for steps, _ in curves)))
     by_step = [dict(zip(steps_of.tolist(), values.tolist(), strict=True)) for steps_of, values in curves]
-    intervals = [student_t([values[step] for values in by_step]) for step in steps]
+    intervals = [student_t([values[step] for values in by_step], share=share) for step in steps]
     bounds = np.array([[mean.mean, mean.low, mean.high] for mean in intervals], dtype=float).reshape(-1, 3)
     return np.array(steps, dtype=float), bounds.T
 
@@ -105,15 +109,20 @@ def _curves(path: Path, metric: str) -> dict[str, Curve]:
     curves = {name: (np.array(steps), np.array(values)) for name, (steps, values) in points.items()}
     for name in curves.keys() - {"held out"}:
         at, train = curves[name]
-        curves[name] = at, running_mean(train, (len(train) // 15) | 1)
+        curves[name] = at, running_mean(train, _window(len(train)))
     return curves
 
 
-def _draw(axes: "Axes", curves: Sequence[Curve], place: int, name: str) -> None:
+def _window(count: int) -> int:
+    """Over how many of so many steps the running mean of a curve goes: a fifteenth, odd."""
+    return (count // 15) | 1
+
+
+def _draw(axes: "Axes", curves: Sequence[Curve], place: int, name: str, share: bool) -> None:
     if not curves:
         return
     colour = COLOURS[place]
-    steps, (mean, low, high) = mean_and_band(curves)
+    steps, (mean, low, high) = mean_and_band(curves, share)
     words = [name] * bool(name) + [f"{len(curves)} seeds"] * (len(curves) > 1 or not name)
     label, joined = plot_text(", ".join(words)), len(steps) > 2
     for own_steps, values in curves:
@@ -125,4 +134,4 @@ def _draw(axes: "Axes", curves: Sequence[Curve], place: int, name: str) -> None:
         return
     axes.plot(steps, mean, color=colour, linewidth=2, label=label)
     if len(curves) > 1:
-        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+        draw_band(axes, steps, low, high, colour, 0.15, joined=True)

@@ -59,6 +59,19 @@ def points_with_intervals(
     )
 
 
+def draw_band(
+    axes: "Axes", steps: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str, alpha: float, joined: bool
+) -> None:
+    """Fill what lies between `low` and `high` [points]. A step has a bar instead if neither of its neighbours has an
+    interval, since a band there would have no width; and every step has one unless the points are `joined`."""
+    known = np.isfinite(low) & np.isfinite(high)
+    beside = np.append(known[1:], False) | np.append(False, known[:-1])
+    alone = known & ~beside if joined else known
+    if joined:
+        axes.fill_between(steps, low, high, color=colour, alpha=alpha, linewidth=0)
+    axes.vlines(steps[alone], low[alone], high[alone], colors=colour, alpha=2 * alpha, linewidth=4)
+
+
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     """Centred mean over `window` values (odd; fewer at the ends), ignoring NaN.
 

@@ -4,15 +4,26 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import read_json
 from lmgym.logs.plots import figures
 from lmgym.logs.plots.curves import Curve, mean_and_band
-from lmgym.logs.plots.figures import COLOURS, GREY, figure_of, finite, floats, limit_y, plot_text, running_mean
-from lmgym.logs.records import METRICS, Record, read_records
+from lmgym.logs.plots.figures import (
+    COLOURS,
+    GREY,
+    draw_band,
+    figure_of,
+    finite,
+    floats,
+    limit_y,
+    plot_text,
+    running_mean,
+)
+from lmgym.logs.records import METRICS, Record, read_records, rename_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,8 +54,9 @@ def metric_plot(groups: Mapping[str, Sequence[Path]], metric: str, out: Path, sm
     """Draw a metric of several runs over the steps of the last stage that has it. Returns `out`, a .png or an .svg.
 
     `groups` holds for each setting the run folders of its seeds. The line is their mean, at the steps that all of them
-    have; the band is its 95% interval (Student's t; two seeds or more that differ). A setting of one run has the
-    interval over prompts, if `metric` is one of an evaluation. `metric` is a key of metrics.jsonl, of the train records
+    have; the band is its 95% interval (Student's t; two seeds or more that differ), cut to [0, 1] if the summaries of
+    the runs call an evaluated metric a share. A setting of one run has the interval over prompts, if `metric` is one of
+    an evaluation. `metric` is a key of metrics.jsonl, of the train records
     if they have it, else of the evaluations; "evaluation/reward" and "train/reward" say which. Train metrics are
     smoothed by a running mean of `smooth` steps (1: not; by default a fifteenth of the longest run).
 
@@ -65,7 +77,7 @@ def metric_plot(groups: Mapping[str, Sequence[Path]], metric: str, out: Path, sm
     lines = []
     for group, folders in groups.items():
         own = [(steps, running_mean(values, window)) for steps, values in (curves[folder][0] for folder in folders)]
-        steps, bounds = mean_and_band(own)
+        steps, bounds = mean_and_band(own, share=kind == "evaluation" and _is_share(folders, name))
         if len(folders) == 1:
             bounds = np.stack([own[0][1], *curves[folders[0]][1]])
         if not len(steps):
@@ -83,8 +95,10 @@ def find_metric(metric: str, records: Mapping[Path, Sequence[Record]]) -> tuple[
     that no run has, with the nearest names."""
     known: dict[str, set[str]] = {kind: set() for kind in KINDS}
     for record in (record for run in records.values() for record in run if record["kind"] in KINDS):
-        numbers = {name for name, value in record.items() if finite(value) and not name.endswith(("/low", "/high"))}
-        known[record["kind"]] |= numbers.difference(POSITION)
+        numbers = {name for name, value in record.items() if finite(value)}.difference(POSITION)
+        # The ends of an interval are no metrics; in training a reward may be named "low".
+        ends = {f"{name}/{end}" for name in numbers for end in ENDS} if record["kind"] == "evaluation" else set[str]()
+        known[record["kind"]] |= numbers - ends
     prefix, _, rest = metric.partition("/")
     if prefix in KINDS and rest in known[prefix]:
         return prefix, rest
@@ -104,14 +118,20 @@ def caption(lines: Sequence[Line], kind: str, window: int) -> str:
         >>> caption([line], "train", 5)
         'mean over 3 seeds, 95% interval; mean of 5 steps'
     """
-    counts = sorted({line.runs for line in lines})
-    bounded = any(np.isfinite(line.bounds[1]).any() for line in lines)
-    interval = ", 95% interval" if bounded else ""
-    words = f"mean over {' or '.join(map(str, counts))} seeds{interval}"
-    if counts == [1]:
-        runs = "one run each" if len(lines) > 1 else "one run"
-        words = f"mean over prompts{interval}" if kind == "evaluation" else runs
-    return words + (f"; mean of {window} steps" if window > 1 else "")
+    groups, singles = [line for line in lines if line.runs > 1], [line for line in lines if line.runs == 1]
+    parts = list[str]()
+    if groups:
+        counts = sorted({line.runs for line in groups})
+        parts.append(f"mean over {' or '.join(map(str, counts))} seeds{_interval(groups)}")
+    if singles and kind == "evaluation":
+        parts.append("of one run: " * bool(groups) + f"mean over prompts{_interval(singles)}")
+    elif singles:
+        parts.append("one run each" if len(singles) > 1 else "one run")
+    return "; ".join(parts) + (f"; mean of {window} steps" if window > 1 else "")
+
+
+def _interval(lines: Sequence[Line]) -> str:
+    return ", 95% interval" if any(np.isfinite(line.bounds[1]).any() for line in lines) else ""
 
 
 def _having(kind: str, name: str, records: Iterable[Record]) -> list[Record]:
@@ -132,6 +152,19 @@ def _curve(folder: Path, run: Sequence[Record], kind: str, name: str, stage: int
     return (steps, np.array([float(record[name]) for record in records])), bounds
 
 
+def _is_share(folders: Sequence[Path], name: str) -> bool:
+    """Whether the summaries of these runs call a metric a share: every one that has it, and one at least."""
+    found = list[bool]()
+    for path in (folder / "summary.json" for folder in folders):
+        try:
+            summary = rename_evaluations(read_json(path))
+            results = [summary[moment]["results"] for moment in ("newest", "after") if moment in summary]
+            found += [bool(one[name].get("share")) for one in results if name in one]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # it has not ended, or not as runs do
+            continue
+    return bool(found) and all(found)
+
+
 def _draw(lines: Sequence[Line], label: str, where: str, words: str, out: Path) -> None:
     from matplotlib.ticker import MaxNLocator
 
@@ -143,8 +176,9 @@ def _draw(lines: Sequence[Line], label: str, where: str, words: str, out: Path) 
         for line, colour, dashes in zip(lines, COLOURS, DASHES, strict=False):
             mean, low, high = line.bounds
             few = len(line.steps) < 3  # nothing is known between two points
-            form = {"linestyle": "none", "marker": "o"} if few else {"linestyle": dashes, "linewidth": 1.8}
-            axes.fill_between(line.steps, low, high, color=colour, alpha=0.16, linewidth=0)
+            points: dict[str, Any] = {"linestyle": "none", "marker": "o", "clip_on": False}  # the last is on the edge
+            form = points if few else {"linestyle": dashes, "linewidth": 1.8}
+            draw_band(axes, line.steps, low, high, colour, 0.16, joined=not few)
             axes.plot(line.steps, mean, color=colour, **form)
         # The bands of two runs, which may be ten times as wide, do not count.
         limit_y(axes, [line.bounds if line.runs != 2 else line.bounds[:1] for line in lines], 0.06)
