@@ -4,6 +4,7 @@ lines), and written through no link. And the permissions of written ones."""
 import difflib
 import errno
 import io
+import json
 import os
 import secrets
 import stat
@@ -11,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 LONGEST_LINE = 2**26  # bytes
 LONGEST_TEXT = 2**28
+LONGEST_JSON = 2**24
 MOST_BESIDE = 1000  # entries of a folder that are compared with a name
 HIDDEN = ".writing-"  # the beginning of the name of a file that is not whole yet
 
@@ -55,6 +57,17 @@ def read_bytes(path: Path, most: int) -> bytes:
 def read_text(path: Path, most: int = LONGEST_TEXT) -> str:
     """A UTF-8 file's text, its line ends as "\\n". Raises OSError as `read_bytes` does, and UnicodeDecodeError."""
     return io.StringIO(read_bytes(path, most).decode("utf-8"), newline=None).read()
+
+
+def read_json(path: Path, most: int = LONGEST_JSON) -> Any:
+    """The value of a small JSON file. Raises OSError as `read_bytes` does, and ValueError for all that is no JSON, or
+    nested too deeply.
+
+    Example: read_json(Path("runs/a/machine.json"))["compute"] -> "float32" """
+    try:
+        return json.loads(read_text(path, most))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def lines_of(file: IO[bytes], path: Path) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Why a model could not be loaded: which file of its folder is damaged, and how; code of its own; the Hub."""
+"""Why a model cannot be loaded or copied: which file of its folder is damaged, and how; code of its own; the Hub."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import LONGEST_TEXT, open_regular, read_json
 from lmgym.core.hub import unreachable
 
 CONFIG, ADAPTER, INDEX = "config.json", "adapter_config.json", "model.safetensors.index.json"
@@ -33,6 +34,23 @@ def check_no_adapters(key: str, name: str) -> None:
         )
 
 
+def check_regular(key: str, name: str) -> None:
+    """Raise LmgymError if something in a folder is a pipe or a device, on which transformers would wait for ever."""
+    for file in sorted(Path(name).iterdir()) if Path(name).is_dir() else ():
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise LmgymError(f"{key}: {file} is a pipe or a device, not a file; put the file itself there")
+
+
+def damage_of(folder: Path) -> str:
+    """What is wrong with the files of a model or of adapters, tokenizer included, by their form and their sizes; empty
+    if nothing is.
+
+    Example: damage_of(Path("runs/a/final")) -> "model.safetensors is cut off (it has 100 of 18,144 bytes)" """
+    problems = (*_damage(folder), *_without_tokenizer(folder))
+    others = (_object(file)[1] for file in sorted(folder.glob("*.json")))
+    return next(filter(None, (*problems, *others)), "")
+
+
 def cannot_load(key: str, name: str, error: Exception, tokenizer: bool = False) -> LmgymError:
     """The error to raise where transformers has not loaded the model, or the `tokenizer`, of this name."""
     said, folder = " ".join(str(error).split())[:300], Path(name)
@@ -52,13 +70,14 @@ def cannot_load(key: str, name: str, error: Exception, tokenizer: bool = False) 
 def _damage(folder: Path) -> Iterator[str]:
     """What is wrong with the configuration and the weights of a folder."""
     yield from _pointers(folder)
-    if not (folder / CONFIG).is_file():
+    adapters = (folder / ADAPTER).is_file()
+    if not adapters and not (folder / CONFIG).is_file():
         yield f"it has no {CONFIG}, so it is no model folder of transformers"
         return
-    config, why = _object(folder / CONFIG)
+    config, why = _object(folder / (ADAPTER if adapters else CONFIG))
     if why:
         yield why
-    elif not config.get("model_type"):
+    elif not adapters and not config.get("model_type"):
         yield f"its {CONFIG} names no model_type"
     yield from _lost_shards(folder)
     for file in sorted(folder.glob("*.safetensors")):
@@ -118,15 +137,15 @@ def _cut(file: Path) -> str:
 def _object(file: Path) -> tuple[dict[str, Any], str]:
     """What a JSON file holds, and what is wrong with it; empty if nothing is."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_json(file, LONGEST_TEXT)
+    except (OSError, ValueError) as error:
         return {}, f"{file.name} is no JSON ({error})"
     return (found, "") if isinstance(found, dict) else ({}, f"{file.name} holds no JSON object")
 
 
 def _begins(file: Path, count: int) -> bytes:
     try:
-        with open(file, "rb") as opened:
+        with open_regular(file) as opened:
             return opened.read(count)
     except OSError:
         return b""

@@ -94,12 +94,14 @@ def styled(stream: Any) -> SurvivingOutput:
 
 def open_standard_files() -> None:
     """Open descriptors 0 to 2 that the caller has closed on /dev/null: else the next file that is opened would get what
-    is printed, and programs that are started would have none."""
+    is printed, and programs that are started would have none. sys.stdin is then empty, and never None."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number
+    if sys.stdin is None:  # Python has no stream where descriptor 0 was closed
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (for the rest of the process)
 
 
 @contextmanager

@@ -140,9 +140,9 @@ class Console:
         if last:
             self._finish_line()
 
-    def evaluation(self, step: int, results: Mapping[str, Interval], split: str = "") -> None:
-        """Print the first few results after `step` steps, and the number of the others, which are in metrics.jsonl and
-        in the table at the end. The first result becomes the held-out number of the live line."""
+    def evaluation(self, step: int, results: Mapping[str, Interval], count: int, split: str = "") -> None:
+        """Print the first few results of `count` prompts (each is of those that it judged) after `step` steps, and how
+        many others metrics.jsonl and the table at the end have. The first becomes the live line's held-out number."""
         if not results:
             return
         name, first = next(iter(results.items()))
@@ -151,7 +151,7 @@ class Console:
         means = "  ".join(f"{name} {interval}" for name, interval in list(results.items())[:SHOWN])
         if len(results) > SHOWN:
             means += f"  and {len(results) - SHOWN} more"
-        self.say(f"evaluation after {step} steps ({first.count} prompts{where}): {means}", style="cyan")
+        self.say(f"evaluation after {step} steps ({count} prompts{where}): {means}", style="cyan")
 
     def warn(self, sentence: str) -> None:
         """Print a warning; the same warning is printed only once."""

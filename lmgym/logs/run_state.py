@@ -1,15 +1,12 @@
 """Whether a run folder is one of a run that trains now, is finished, or has stopped on its way."""
 
 import fcntl
-import json
 from pathlib import Path
 from typing import Any
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.files import read_text
+from lmgym.core.files import read_json
 from lmgym.logs.records import at_once
-
-LONGEST_SUMMARY = 2**24  # bytes of summary.json
 
 
 def run_state(folder: Path, stage: str | None, steps: int) -> str:
@@ -48,7 +45,7 @@ def early_stop(folder: Path) -> str | None:
 
 
 def _summary(folder: Path) -> Any:
-    return json.loads(read_text(folder / "summary.json", LONGEST_SUMMARY))
+    return read_json(folder / "summary.json")
 
 
 def is_locked(path: Path) -> bool:

@@ -78,7 +78,7 @@ class Writer:
         self._append(METRICS, [record])
         if self._sinks:
             step, scalars = self._clock.position(record), _scalars(record)
-            self._send(_prefix(record), step, lambda sink: sink.write(scalars, step))
+            self._send(_prefix(record), step, lambda sink: sink.write({**scalars}, step))
 
     def rollouts(self, records: Iterable[Record]) -> None:
         """Append records (texts, rewards, nested values) to rollouts.jsonl."""
@@ -98,7 +98,7 @@ class Writer:
     def finish(self, results: dict[str, float], plot: Path) -> None:
         """Send the results before and after, and the plot, to the sinks."""
         step = self._clock.end
-        self._send("finish", step, lambda sink: sink.finish(results, plot, step))
+        self._send("finish", step, lambda sink: sink.finish({**results}, plot, step))
 
     def _send(self, what: str, step: int, send: Callable[[Sink], None]) -> None:
         """Send something to all sinks that do not have it from before the run was resumed."""

@@ -47,7 +47,8 @@ def round_files(folder: Path, section: PolicySection, seed: int) -> str:
         size += sum(tensor.nbytes for tensor in tensors.values())
     if (index := folder / INDEX).is_file():
         tree = json.loads(index.read_text("utf-8"))
-        tree["metadata"]["total_size"] = size
+        known = tree.get("metadata")
+        tree["metadata"] = {**(known if isinstance(known, dict) else {}), "total_size": size}
         index.write_text(json.dumps(tree, indent=2), "utf-8")
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"dtype": "bfloat16"}, indent=2), "utf-8")

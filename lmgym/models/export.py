@@ -7,8 +7,10 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+from safetensors import SafetensorError, safe_open
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
+from lmgym.core.model_folder import damage_of
 from lmgym.models import lora
 from lmgym.models.builtin import is_builtin
 from lmgym.models.gguf import means_gguf
@@ -17,8 +19,12 @@ from lmgym.models.model_info import read_model_info
 from lmgym.models.policy import VALUE_HEAD
 from lmgym.models.policy_section import PolicySection
 
-# Files of a checkpoint that do not belong to the model: the optimizer's moments, the run's state, the value function.
-NOT_EXPORTED = ("optimizer.safetensors", "algorithm.json", "state.json", "manifest.json", VALUE_HEAD, "critic")
+# Files of a checkpoint that do not belong to the model: the optimizer's moments, the run's state (its recipe with local
+# paths, and answers), the value function.
+NOT_EXPORTED = (
+    "optimizer.safetensors", "algorithm.json", "ahead.json", "champions.json", "state.json", "fingerprint.json",
+    "manifest.json", VALUE_HEAD, "critic",
+)  # fmt: skip
 
 
 def is_adapter(source: Path) -> bool:
@@ -26,12 +32,32 @@ def is_adapter(source: Path) -> bool:
     return (source / lora.CONFIG).is_file()
 
 
+def check_source(source: Path, run: Path) -> None:
+    """Raise LmgymError for a model folder of a run that is damaged, or reached by a link out of the run, or that holds
+    a link: in a run of someone else's a link may lead to any file of the user's.
+
+    Example: check_source(Path("runs/a/final"), Path("runs/a"))"""
+    then = "so that it is known what is exported"
+    if not source.resolve().is_relative_to(run.resolve()):
+        raise LmgymError(f"{source} leads out of {run} by a link; put the folder itself there, {then}")
+    for path in source.rglob("*"):
+        if path.is_symlink():
+            raise LmgymError(f"{path} is a link; put the file itself there, {then}")
+    problem = damage_of(source)
+    for path in () if problem else sorted(source.glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            problem = f"{path.name} is no file of safetensors ({describe(error)})"
+    if problem:
+        raise LmgymError(f"{source} is damaged: {problem}; export another one")
+
+
 def copy_model(source: Path, folder: Path, section: PolicySection) -> None:
     """Copy the model or adapters of `source`, with the tokenizer; adapters get the name of their base, for peft."""
     for path in source.iterdir():
         if path.name not in NOT_EXPORTED and path.is_file():
-            if path.is_symlink():  # in a run of someone else's it may lead to any file of the user's
-                raise LmgymError(f"{path} is a link; put the file itself there, so that it is known what is exported")
             shutil.copyfile(path, folder / path.name)
     if is_adapter(folder):
         config = json.loads((folder / lora.CONFIG).read_text(encoding="utf-8"))

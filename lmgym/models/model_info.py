@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.core.hub import prepare_hub
-from lmgym.core.model_folder import cannot_load, check_no_adapters
+from lmgym.core.model_folder import cannot_load, check_no_adapters, check_regular
 from lmgym.models import lora, quantization
 from lmgym.models.builtin import builtin_config, builtin_model, builtin_tokenizer, is_builtin
 from lmgym.models.builtin_vision import PICTURE_MODELS, picture_files, picture_tokenizer, tiny_idefics3
@@ -202,6 +202,7 @@ def config_of(model: str, revision: str | None) -> Any:
     model = folder_of(model)
     prepare_hub(model)
     check_no_adapters("policy.model", model)
+    check_regular("policy.model", model)
     try:
         config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
     except Exception as error:  # transformers and the Hub client have no common exception

@@ -1,5 +1,6 @@
 """The section `policy:` of a recipe."""
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -121,6 +122,9 @@ class PolicySection(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.model = os.path.expanduser(self.model)  # ~/models/a: no shell has put the home folder in
+        self.tokenizer = None if self.tokenizer is None else os.path.expanduser(self.tokenizer)
+        self.critic_from = None if self.critic_from is None else os.path.expanduser(self.critic_from)
         if isinstance(self.template, dict):
             known = {**self.template, **self.chat_template_kwargs}
             self.template, self.chat_template_kwargs = known.pop("chat_template", None), known

@@ -35,7 +35,7 @@ def remote_reward(
     reply = ask(server, "", {"query": lists["queries"], "prompts": lists["prompts"], "labels": lists["labels"]})
     try:
         found = json.loads(reply)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping) or "rewards" not in found:
         raise LmgymError(f"{owner}: the reply of {url} is no JSON object with 'rewards': {start_of(server, reply)!r}")

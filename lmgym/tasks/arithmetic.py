@@ -12,14 +12,13 @@ from lmgym.core import seeds
 from lmgym.core.constraints import ExampleCount
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
-from lmgym.tasks.base import check_split, hash_fraction, prompt_writer
+from lmgym.tasks.base import check_split, drawn_split, hash_fraction, prompt_writer
 from lmgym.types import Example
 
 T = TypeVar("T")
 Problem = tuple[str, ...]  # prompt, split, working, answer, operations
 Operation = Literal["add", "subtract", "multiply", "divide"]
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
-HELD_OUT = 0.1  # fraction of all problems that belong to validation; the same for test
 ENDING = "\nAnswer:"  # of every prompt
 BLOCK = 2048  # problems drawn at once
 PATIENCE = 30_000  # so many draws in a row without a new problem mean that there is no new problem
@@ -150,11 +149,6 @@ def _reference(working: str, answer: str, explain: bool | str) -> str:
     return f" {working}\n#### {answer}" if explain else f" {answer}"
 
 
-def _split_of(text: str) -> str:
-    drawn = hash_fraction(text)
-    return "test" if drawn < HELD_OUT else "validation" if drawn < 2 * HELD_OUT else "train"
-
-
 @functools.lru_cache(maxsize=64)
 def _block(
     operations: tuple[str, ...], largest: int, steps: int, style: str, held_out: str, number: int
@@ -197,7 +191,7 @@ def _problem(
             form = form.replace("{things} and {actions}", "{things}, {actions}")
             joined = ", ".join(actions[:-1]) + " and " + actions[-1]
         prompt = form.format(name=name, things=things, start=first, actions=joined) + ENDING
-    split = _split_of(prompt if held_out == "prompts" else " ".join(map(str, sorted(operands))))
+    split = drawn_split(prompt if held_out == "prompts" else " ".join(map(str, sorted(operands))))
     return prompt, split, "\n".join(working), str(total), ", ".join(applied)
 
 

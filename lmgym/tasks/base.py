@@ -185,6 +185,13 @@ def hash_fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 
 
+def drawn_split(text: str) -> str:
+    """The split of an example that is made, not read: a function of its text. A tenth of all is for validation, and as
+    much for test."""
+    drawn = hash_fraction(text)
+    return "test" if drawn < 0.1 else "validation" if drawn < 0.2 else "train"
+
+
 def _examples(name: str, split: str, arguments: Mapping[str, Any], unfit: Choice = "refuse") -> Sequence[Example]:
     """Call the task and check every example that it returns; those that stay in their file, the first ones now and each
     when it is read."""

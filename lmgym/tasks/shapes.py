@@ -12,7 +12,7 @@ from lmgym.core.constraints import ExampleCount
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.pictures.store import current_store, pillow
-from lmgym.tasks.base import check_split, hash_fraction, prompt_writer
+from lmgym.tasks.base import check_split, drawn_split, prompt_writer
 from lmgym.tasks.sources import check_sizes
 from lmgym.types import Example, RecipeText, part_of, picture_text
 
@@ -23,7 +23,6 @@ COLOURS = {
     "orange": (240, 140, 20), "purple": (140, 60, 180),
 }  # fmt: skip
 ENDING = "\nAnswer:"  # of every prompt
-HELD_OUT = 0.1  # fraction of all pictures that belong to validation; the same for test
 PATIENCE = 3000  # so many draws in a row without a new picture mean that there is no new one
 
 
@@ -103,7 +102,7 @@ def shapes(
         drawn = _drawn(chance, most, kinds, colours, pixels)
         question, answer = _asked(chance, ask[int(chance.integers(len(ask)))], drawn, kinds)
         key = f"{drawn} {question}"
-        if not question or key in examples or _split_of(key) != split:
+        if not question or key in examples or drawn_split(key) != split:
             continue
         fruitless = 0
         picture = picture_text(current_store().keep(pillow().fromarray(picture_of(drawn, pixels))))
@@ -175,8 +174,3 @@ def _asked(chance: np.random.Generator, ask: str, drawn: Sequence[Shape], kinds:
         return "", ""
     side = "left" if drawn[first].x < drawn[second].x else "right"
     return f"Is the {named[first]} left or right of the {named[second]}?", side
-
-
-def _split_of(text: str) -> str:
-    drawn = hash_fraction(text)
-    return "test" if drawn < HELD_OUT else "validation" if drawn < 2 * HELD_OUT else "train"

@@ -23,6 +23,8 @@ from lmgym.models.builtin import builtin_model, byte_tokenizer
 from lmgym.models.critic import with_critic
 from lmgym.models.load import load_policy
 from lmgym.models.policy_section import PolicySection
+from lmgym.training.callbacks import Callback, EvaluationEnd, StepEnd
+from lmgym.training.run import lock_folder
 from lmgym.types import Example
 from tests import runs
 from tests.runs import complaint
@@ -744,6 +746,7 @@ def test_other_damage_in_a_run_folder(folder: Path, capsys: pytest.CaptureFixtur
         ("metrics.jsonl", r'"count": [^,]+,', '"size": 8,'),
         ("metrics.jsonl", r'"reward": [^,]+,', f'"reward": 1{"0" * 400},'),  # no float can hold it
         ("summary.json", r'"newest"', '"oldest"'),
+        ("summary.json", r"(?s).*", "[" * 200_000),
     ],
 )
 def test_records_that_no_run_writes_are_not_exported(
@@ -756,6 +759,69 @@ def test_records_that_no_run_writes_are_not_exported(
     said = complaint(capsys, "export", folder, "--to", folder.parent / "model")
     assert re.search(r"run: metrics\.jsonl or summary\.json holds something else than a run writes \(.*; p", said)
     assert not (folder.parent / "model").exists()
+
+
+@pytest.mark.timeout(60)  # it hung for ever
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_pipe_in_a_model_folder_is_no_endless_wait(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "final" / name).unlink()
+    os.mkfifo(folder / "final" / name)
+    said = complaint(capsys, "generate", folder, "--prompt", "1+1=")
+    assert f"policy.model: {folder / 'final' / name} is a pipe or a device, not a file" in said
+    assert "is damaged" in complaint(capsys, "export", folder, "--to", folder.parent / "model")
+
+
+class Moves(Callback):
+    """Moves the run's folder away after a step or at an evaluation; `anew` puts another run's in its place."""
+
+    def __init__(self, folder: str, at: int, where: str, anew: bool) -> None:
+        self.folder, self.at, self.where, self.anew = Path(folder), at, where, anew
+
+    def move(self) -> None:
+        self.folder.rename(self.folder.with_name("moved"))
+        if self.anew:
+            lock_folder(self.folder, print).close()
+
+    def on_step(self, end: StepEnd) -> None:
+        if self.where == "step" and end.step == self.at:
+            self.move()
+
+    def on_evaluation(self, end: EvaluationEnd) -> None:
+        if self.where == "evaluation" and end.step == self.at:
+            self.move()
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize(("where", "at"), [("step", 1), ("evaluation", 3), ("evaluation", 6)])
+def test_a_run_whose_folder_is_moved_ends_and_goes_on_where_it_is(
+    where: str, at: int, anew: bool, tmp_path: Path
+) -> None:
+    """And writes nothing more: neither a second folder, nor into another run's."""
+    folder = tmp_path / "run"
+    moves = {f"{__name__}:Moves": {"folder": str(folder), "at": at, "where": where, "anew": anew}}
+    with pytest.raises(LmgymError, match="was moved, replaced or deleted while its run trained"):
+        runs.run(folder, callbacks=moves, checkpoint={"every": 1})
+    assert [path.name for path in folder.rglob("*")] == ([".lock"] if anew else [])
+    assert main(["train", str(tmp_path / "moved"), "callbacks={}"]) == 0
+    whole = runs.run(tmp_path / "whole", checkpoint={"every": 1})
+    final = "final/model.safetensors"
+    assert (tmp_path / "moved" / final).read_bytes() == (whole / final).read_bytes()
+
+
+@pytest.mark.slow
+def test_the_home_folder_in_a_recipe(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the paths of data; in a key no shell puts it in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    shutil.copytree(done / "final", tmp_path / "home" / "model")
+    recipe = runs.write(tmp_path / "recipe.yaml", policy={"model": "~/model", "device": "cpu"}, steps=1)
+    assert main(["train", str(recipe), "out=~/one"]) == 0
+    assert main(["train", str(recipe), "out=~/both", "runs.seeds=[0,1]"]) == 0
+    assert (tmp_path / "home" / "one" / "final").is_dir() and (tmp_path / "home" / "both" / "seed-1").is_dir()
+    assert not (tmp_path / "~").exists()
 
 
 @pytest.mark.parametrize("name", [".lock", "rollouts.jsonl"])

@@ -17,6 +17,7 @@ from lmgym.logs.console import Console
 from lmgym.rewards.base import call_reward
 from lmgym.rewards.building import build_rewards
 from lmgym.tasks.base import load_task
+from lmgym.training.resuming import contents
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 
@@ -82,6 +83,29 @@ def test_two_plugins_of_one_file_name_are_refused(tmp_path: Path) -> None:
     registry.load_plugin(str(tmp_path / "b" / ".." / "a" / "test_output_twins.py"))  # the same file
     with pytest.raises(LmgymError, match=r"plugins: .*b/test_output_twins\.py and .*a/test_output_twins\.py, which"):
         registry.load_plugin(str(tmp_path / "b" / "test_output_twins.py"))
+
+
+@pytest.mark.parametrize("plugin", ["file", "module"])
+def test_a_plugin_that_was_edited_since_is_refused(
+    plugin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its old code would run under the new one's digest."""
+    name = f"test_output_edited_{plugin}"
+    path = tmp_path / f"{name}.py"
+    path.write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    named = str(path) if plugin == "file" else name
+    module = registry.PLUGIN_FILE + name if plugin == "file" else name
+    registry.load_plugin(named)
+    registry.load_plugin(named)
+    assert [*contents.code_of([sys.modules[module]])] == [f"code of {path.name if plugin == 'file' else name}"]
+    path.write_text("VALUE = 2\n")
+    for ask in (lambda: registry.load_plugin(named), lambda: contents.code_of([sys.modules[module]])):
+        with pytest.raises(LmgymError, match=rf"{name}\.py has changed since this process loaded it, .* again"):
+            ask()
+    del sys.modules[module]  # as in a new process
+    registry.load_plugin(named)
+    assert sys.modules[module].VALUE == 2
 
 
 @pytest.mark.parametrize("where", ["prompt", "message", "reference"])
@@ -219,6 +243,19 @@ def test_a_run_whose_output_cannot_be_written_ends_saved(
     assert shell.wait() == 0
     assert (tmp_path / "run" / "final" / "model.safetensors").is_file()
     assert [record["kind"] for record in runs.records(tmp_path / "run" / "metrics.jsonl")].count("train") == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("generate quickstart", "there is no prompt"),
+        ("new {folder}/a.yaml", "the input ended before the last question"),
+    ],
+)
+def test_a_closed_standard_input_is_an_empty_one(command: str, said: str, tmp_path: Path) -> None:
+    line = f"{sys.executable} -m lmgym {command.format(folder=tmp_path)} <&-"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=runs.ROOT)
+    assert "Traceback" not in done.stderr and said in done.stderr, done.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full, a disk that is always full")

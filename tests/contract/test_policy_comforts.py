@@ -5,6 +5,7 @@ What packs weights runs where bitsandbytes is installed and is skipped elsewhere
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import sys
@@ -464,6 +465,78 @@ def test_export_keeps_a_link_and_follows_none_in_the_run(
     final = tmp_path / "run" / "final"
     assert "vocabulary.txt is a link" in complaint(capsys, "export", final, "--to", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_export_of_a_checkpoint_has_the_files_of_a_model_alone(trained: dict[str, Path], tmp_path: Path) -> None:
+    """Nothing of the run: fingerprint.json tells the recipe with local paths, ahead.json and champions.json answers."""
+    shutil.copytree(trained["full"], tmp_path / "run")
+    newest = runs.newest(tmp_path / "run")
+    (newest / "manifest.json").unlink()  # the two next ones are only in checkpoints of some runs
+    for name in ("ahead.json", "champions.json"):
+        (newest / name).write_text("{}")
+    assert main(["export", str(newest), "--to", str(tmp_path / "out")]) == 0
+    final = {path.name for path in (tmp_path / "run" / "final").iterdir()}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == final | {"README.md"}
+
+
+@pytest.mark.parametrize("name", ["final", "checkpoints"])
+def test_export_follows_no_link_to_a_folder(
+    name: str, trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run may be named by a link, and a link may lead to another folder of the run, but none leads out of it."""
+    shutil.copytree(trained["full"], tmp_path / "run")
+    shutil.move(tmp_path / "run" / name, tmp_path / "elsewhere")
+    if name == "final":
+        shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "latest").symlink_to(tmp_path / "run")
+    for what in (tmp_path / "run", tmp_path / "latest", runs.newest(tmp_path / "run") if name != "final" else
+                 tmp_path / "run" / "final"):  # fmt: skip
+        said = complaint(capsys, "export", what, "--to", tmp_path / "out")
+        assert "leads out of" in said and "by a link; put the folder itself there" in said
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "run" / name).unlink()
+    shutil.move(tmp_path / "elsewhere", tmp_path / "run" / "moved")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "run" / "moved")
+    assert main(["export", str(tmp_path / "latest"), "--to", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--bf16",)])
+@pytest.mark.parametrize(
+    ("file", "size", "said"),
+    [
+        ("config.json", 1, "config.json is no JSON"),
+        ("tokenizer.json", 100, "tokenizer.json is no JSON"),
+        ("generation_config.json", 3, "generation_config.json is no JSON"),
+        ("model.safetensors", 0, "model.safetensors is cut off within its header"),
+        ("model.safetensors", 3000, "model.safetensors is cut off"),
+    ],
+)
+def test_export_of_a_damaged_model_is_refused(
+    options: tuple[str, ...], file: str, size: int, said: str, trained: dict[str, Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.copytree(trained["full"] / "final", tmp_path / "run" / "final")
+    shutil.copy(trained["full"] / "recipe.yaml", tmp_path / "run")
+    os.truncate(tmp_path / "run" / "final" / file, size)
+    told = complaint(capsys, "export", tmp_path / "run", "--to", tmp_path / "out", *options)
+    assert f"{tmp_path / 'run' / 'final'} is damaged: {said}" in told and not (tmp_path / "out").exists()
+
+
+def test_export_of_damaged_adapters_is_refused(
+    trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained["lora"], tmp_path / "run")
+    newest = runs.newest(tmp_path / "run")
+    (newest / "manifest.json").unlink()  # which would show it
+    header = b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,4]}}'
+    for content, said in ((b"", "is cut off"), (len(header).to_bytes(8, "little") + header + b"1234", "no file of s")):
+        (newest / "adapter_model.safetensors").write_bytes(content)
+        told = complaint(capsys, "export", newest, "--to", tmp_path / "out")
+        assert "is damaged: adapter_model.safetensors" in told and said in told
+    (newest / "adapter_config.json").write_text("[" * 200_000)
+    told = complaint(capsys, "export", newest, "--to", tmp_path / "out", "--merge")
+    assert "is damaged: adapter_config.json is no JSON (it is nested too deeply)" in told
 
 
 def test_export_refuses_what_it_cannot_do(

@@ -483,6 +483,48 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
                     assert len(found) < 40, (name, size)
 
 
+def test_damaged_names_in_an_archive_are_one_sentence(tmp_path: Path) -> None:
+    """A name that is not UTF-8, as its mark says it is; and one that is empty once its null character is cut off."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as pack:
+        pack.writestr("\u00e9.jsonl", as_lines(SUMS))
+    for name in ("\u00e9.js\udcff\udcffl", "\0\u00e9.json"):
+        damaged = file.getvalue().replace("\u00e9.jsonl".encode(), name.encode("utf-8", "surrogateescape"))
+        assert len(damaged) == len(file.getvalue()) and damaged != file.getvalue()
+        path = _written(tmp_path / "rows.zip", damaged)
+        for inside in (path, f"{path}/\u00e9.jsonl"):
+            with pytest.raises(LmgymError, match=r"rows\.zip"):
+                load_task("data", "train", path=inside, test=0.0)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
+def test_a_number_that_is_none_is_a_missing_reference(name: str, tmp_path: Path) -> None:
+    """pandas writes NaN where an answer is missing. Infinity, and NaN among others, would be the words inf and nan."""
+    found = {}
+    for answer in (7.5, float("nan"), float("inf")):
+        rows: list[dict[str, Any]] = [{"prompt": "a", "answer": 7.5}, {"prompt": "b", "answer": answer}]
+        path = _written(tmp_path / name, FORMATS[name](rows))
+        try:
+            examples = load_task("data", "train", path=path, references="answer", test=0.0)
+        except LmgymError as error:
+            found[str(answer)] = str(error)
+        else:
+            found[str(answer)] = examples[1].references
+    assert found["7.5"] == ("7.5",) and found["nan"] == ()
+    assert "column 'answer' must hold a text, a number or a list of these, got inf" in found["inf"]
+
+
+@pytest.mark.parametrize("answer", ["NaN", "Infinity", "1e999", "[1.5, NaN]", "null"])
+def test_a_template_needs_numbers(answer: str, tmp_path: Path) -> None:
+    path = _written(tmp_path / "rows.jsonl", f'{{"prompt": "a", "answer": {answer}}}'.encode())
+    for keys in ({"prompt": "{answer}"}, {"references": "so {answer}"}):
+        with pytest.raises(LmgymError, match=r"column 'answer' (holds nothing, and a template|must hold a text or)"):
+            load_task("data", "train", path=path, test=0.0, **keys)
+    if answer.startswith("["):
+        with pytest.raises(LmgymError, match="a number or a list of these, got nan"):
+            load_task("data", "train", path=path, test=0.0, references="answer")
+
+
 def test_a_damaged_table_leads_nowhere(tmp_path: Path) -> None:
     """Offsets of texts that point outside of their buffer: refused when their row is read."""
     whole = bytearray(as_arrow([{"prompt": "x" * 100} for _ in range(64)]))

@@ -104,6 +104,8 @@ def test_the_page_has_no_secret_and_its_address_is_one_that_browsers_send_to_no_
         ("/data/runs", OWN | {"origin": "http://evil.example"}, True),
         ("/data/runs", OWN | {"origin": "http://127.0.0.1:9999"}, True),
         ("/data/runs", OWN | {"origin": "null"}, True),
+        ("/data/runs", OWN | {"origin": "http://["}, True),
+        ("/data/runs", OWN | {"origin": "http://127.0.0.1:8642\u2100"}, True),
         ("/data/runs", OWN | {"sec-fetch-site": "cross-site"}, True),
     ],
 )

@@ -4,13 +4,13 @@
 while it trains; `examine` does it with the records of a run folder, so both find the same at the same step.
 docs/doctor.md has the table of the rules: thresholds with their reasons, remedies, and the runs that prove them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
+from lmgym.core.files import read_json
 from lmgym.logs.doctor.facts import Answer, Facts, Record, answer_of_record, bounded, facts_of
 from lmgym.logs.doctor.history import History, Level, Sign
 from lmgym.logs.doctor.rules import LEVELS, RULES
@@ -192,7 +192,7 @@ def _tracked_answers(folder: Path) -> dict[tuple[int, int], list[Answer]]:
 def _precision(folder: Path) -> str:
     """What machine.json says of it; empty if that cannot be read."""
     try:
-        return str(json.loads((folder / "machine.json").read_text(encoding="utf-8"))["compute"])
+        return str(read_json(folder / "machine.json")["compute"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

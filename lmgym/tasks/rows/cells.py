@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,7 +149,8 @@ def prompt_of(row: Mapping[str, Any], name: str, where: str) -> Prompt:
 
 
 def references_of(row: Mapping[str, Any], cell: Cell | None, where: str) -> tuple[str, ...]:
-    """The references of a row: a text, a number or a list of these; none where the usual column is missing."""
+    """The references of a row: a text, a number or a list of these; none where the usual column is missing, or holds
+    null or NaN, as pandas writes a missing value. Raises LmgymError, with `where`, for anything else."""
     if cell is None:
         return ()
     if cell.column == "references" and "references" not in row:
@@ -159,9 +161,9 @@ def references_of(row: Mapping[str, Any], cell: Cell | None, where: str) -> tupl
             )
         return ()
     value = cell.value(row, where)
-    values = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    values = [] if _is_missing(value) else value if isinstance(value, list | tuple) else [value]
     for item in values:
-        if isinstance(item, bool) or not isinstance(item, str | int | float):
+        if isinstance(item, bool) or not isinstance(item, str | int | float) or _is_unbounded(item):
             raise LmgymError(
                 f"{where}: column '{cell.name}' must hold a text, a number or a list of these, got {represent(item)}"
             )
@@ -182,9 +184,20 @@ def _as_text(value: Any, name: str, where: str) -> str:
     """A column as a template writes it: a text or a number as it is, anything else as JSON."""
     if isinstance(value, str):
         return value
-    if value is None:
+    if _is_missing(value):
         raise LmgymError(f"{where}: column '{name}' holds nothing, and a template needs it")
     try:
-        return str(value) if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
+        as_it_is = isinstance(value, int | float) and not _is_unbounded(value)
+        return str(value) if as_it_is else json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise LmgymError(f"{where}: column '{name}' must hold a text or numbers, got {represent(value)}") from error
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a cell holds nothing: null, or NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _is_unbounded(value: Any) -> bool:
+    """Whether a value is a number that is not finite: as a text it would be the word "inf" or "nan"."""
+    return isinstance(value, float) and not math.isfinite(value)

@@ -3,6 +3,7 @@
 import gzip
 import io
 import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -12,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
 from lmgym.core.files import lines_of as file_lines
 from lmgym.core.files import open_regular
 
@@ -25,6 +26,7 @@ DAMAGED = (
     OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, NotImplementedError,
     RuntimeError,  # of zipfile, where a member has a password
 )  # fmt: skip
+DAMAGED_LIST = (ValueError, LookupError, OverflowError, struct.error)  # of zipfile and tarfile: names, numbers
 
 
 def kind_of(path: Path) -> str:
@@ -134,12 +136,15 @@ class _Unpacked(io.RawIOBase):
 def _unarchived(archive: Path) -> Iterator[dict[str, Callable[[], Any]]]:
     """What opens each regular file of an archive, by its name. Links in it are not followed."""
     with readable(archive), open_regular(archive) as file:
-        if archive.suffix.lower() == ".zip":
-            with zipfile.ZipFile(file) as zipped:
-                yield {one.filename: partial(zipped.open, one) for one in zipped.infolist() if not one.is_dir()}
-        else:
-            with tarfile.open(fileobj=file) as tar:
-                yield {one.name.removeprefix("./"): partial(tar.extractfile, one) for one in tar if one.isreg()}
+        try:
+            if archive.suffix.lower() == ".zip":
+                with zipfile.ZipFile(file) as zipped:
+                    yield {one.filename: partial(zipped.open, one) for one in zipped.infolist() if not one.is_dir()}
+            else:
+                with tarfile.open(fileobj=file) as tar:
+                    yield {one.name.removeprefix("./"): partial(tar.extractfile, one) for one in tar if one.isreg()}
+        except DAMAGED_LIST as error:
+            raise OSError(f"its list of members is damaged ({describe(error)})") from error
 
 
 def _member(archive: Path, name: str) -> bytes:
