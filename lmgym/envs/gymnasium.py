@@ -15,7 +15,7 @@ from lmgym.envs.agent import Agent, read_answer, to_text
 from lmgym.envs.base import Step
 from lmgym.envs.dialogue import Dialogue, validity
 from lmgym.envs.filling import filled, from_row
-from lmgym.envs.spaces import allowed, possible
+from lmgym.envs.spaces import allowed, check_listed, possible
 from lmgym.envs.step_checks import reward_number
 from lmgym.pictures.store import shown
 from lmgym.types import Example, Message
@@ -47,8 +47,8 @@ class Gymnasium(Section):
     these."""
     show: str = "{observation}"
     """What the policy reads before a turn: {observation} in the agent's words, {picture} as the environment draws it
-    (render_mode: rgb_array), {actions} that are possible now, and another name in braces an entry of the environment's
-    info."""
+    (render_mode: rgb_array), {actions} that are possible now (of a Discrete space), and another name in braces an entry
+    of the environment's info."""
     picture_pixels: PositiveInt | None = None
     """The longest side of a {picture}; larger ones are made smaller."""
     memory: Literal["conversation", "observation"] = "conversation"
@@ -119,6 +119,8 @@ class Gymnasium(Section):
         """The observation's words as `show` has them."""
         if self.show == "{observation}":
             return words()
+        if "actions" not in self._info:
+            check_listed(self.show, self._env.action_space)
         actions = possible(self._env.action_space, self._info.get("action_mask"))
         written = ", ".join(map(self._agent.format_action, actions))
         observation = words() if "{observation}" in self.show else ""

@@ -14,7 +14,7 @@ from lmgym.envs.agent import Agent, read_answer, to_text
 from lmgym.envs.base import Step
 from lmgym.envs.dialogue import validity
 from lmgym.envs.filling import filled
-from lmgym.envs.spaces import allowed, possible
+from lmgym.envs.spaces import allowed, check_listed, possible
 from lmgym.types import Example, Message
 
 
@@ -41,8 +41,8 @@ class PettingZoo(Section):
     """Keyword arguments of the game."""
     opponent: Literal["self", "current", "frozen", "random"] = "self"
     show: str = "{observation}"
-    """What a player reads before a move: {observation} in the agent's words, {actions} that are possible, its name as
-    {player}, and another name in braces an entry of its info."""
+    """What a player reads before a move: {observation} in the agent's words, {actions} that are possible (of a Discrete
+    space), its name as {player}, and another name in braces an entry of its info."""
     memory: Literal["conversation", "observation"] = "observation"
     """What a player sees: its own whole conversation, or only the present observation."""
     max_turns: PositiveInt | None = None
@@ -150,7 +150,9 @@ class PettingZoo(Section):
         text = self._words.format_observation(self._seen)
         actions = possible(self._words.action_space, self._mask)
         listed = ", ".join(map(self._words.format_action, actions))
-        values = {"observation": text, "player": self._name, "actions": listed, **self._info}
+        if "actions" not in self._info:  # as in `Gymnasium`, an entry of the info goes over the list
+            check_listed(self.show, self._words.action_space)
+        values = {"actions": listed, **self._info, "observation": text, "player": self._name}
         message: Message = {"role": "user", "content": filled(self.show, values, to_text, "env.show")}
         number = 0 if self.players == 1 else self._number
         begins = number not in self._begun

@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from lmgym.core.errors import LmgymError
+
 
 def fitted(space: Any, action: Any) -> Any:
     """The action in the form that the space contains, where that is clear: numbers as an array of the space's dtype,
@@ -48,6 +50,17 @@ def _array(space: Any, numbers: Any) -> Any:
     if not held:
         raise ValueError(f"{space.dtype} cannot hold {numbers}")
     return found
+
+
+def check_listed(show: str, space: Any) -> None:
+    """Raise LmgymError where the text of `env.show` asks for a list of {actions} that a space has no list of."""
+    from gymnasium import spaces
+
+    if "{actions}" in show and not isinstance(space, spaces.Discrete):
+        raise LmgymError(
+            f"env.show: the actions of {space} cannot be listed, only those of a Discrete space can; leave {{actions}} "
+            "out, and say in the agent's words what an action is"
+        )
 
 
 def possible(space: Any, mask: Any) -> list[int]:

@@ -42,7 +42,7 @@ class TextGame(Section):
     reset_arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of `reset`; a value "{name}" is taken from the example's meta."""
     actions: dict[str, Any] | None = None
-    """The environment's action for each word that the policy may write (upper or lower case); left out: its text."""
+    """The environment's action for each word that the policy may write, in upper or lower case; left out: its text."""
     answer: str | None = None
     """A regular expression with one group: the part of an answer that holds the actions. Left out: the whole."""
     separator: str = "||"
@@ -71,6 +71,23 @@ class TextGame(Section):
             raise LmgymError(f"key 'env.answer' is no regular expression: {error}") from error
         if groups != 1:
             raise LmgymError(f"key 'env.answer' has {groups} groups; it needs one, such as <answer>(.*?)</answer>")
+        self._known = self.actions and self._by_word(self.actions)
+
+    def _by_word(self, actions: Mapping[str, Any]) -> dict[str, Any]:
+        """The actions by their words in lower case. Raises LmgymError for a word that no answer could mean."""
+        known: dict[str, str] = {}
+        for word in actions:
+            if word != word.strip() or not word or (self.separator and self.separator in word):
+                raise LmgymError(
+                    f"key 'env.actions': no answer can mean {word!r}; a word is not empty, has no space at its ends, "
+                    f"and does not hold the separator ({self.separator!r}, env.separator)"
+                )
+            if (other := known.setdefault(word.lower(), word)) != word:
+                raise LmgymError(
+                    f"key 'env.actions': {other!r} and {word!r} differ in upper and lower case alone, which does not "
+                    "count; give each action a word of its own"
+                )
+        return {word.lower(): action for word, action in actions.items()}
 
     def reset(self, example: Example, seed: int) -> Sequence[Message]:
         self._random = OwnRandomState(seed)
@@ -113,12 +130,11 @@ class TextGame(Section):
             found = re.search(self.answer, text, re.DOTALL)
             text = found[1] if found else ""
         parts = [part.strip() for part in (text.split(self.separator) if self.separator else [text])]
-        known = None if self.actions is None else {word.lower(): action for word, action in self.actions.items()}
         chosen = list[Any]()
         for part in parts[: self.max_actions]:
-            if not part or (known is not None and part.lower() not in known):
+            if not part or (self._known is not None and part.lower() not in self._known):
                 break
-            chosen.append(part if known is None else known[part.lower()])
+            chosen.append(part if self._known is None else self._known[part.lower()])
         return chosen
 
     def _take(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:

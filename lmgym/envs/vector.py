@@ -7,13 +7,13 @@ import inspect
 import os
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from lmgym.core.errors import LmgymError, describe
+from lmgym.core.errors import LmgymError, describe, represent
 from lmgym.core.validation import check_text
 from lmgym.envs import step_checks
 from lmgym.envs.base import Env, Heard, Step
@@ -186,17 +186,26 @@ def _checked(step: Any) -> Any:
 
 def opening_of(env: Env, prompt: Any) -> Opening:
     """The start of an episode whose `reset` has returned this prompt. Raises TypeError for what is neither text nor
-    messages."""
+    messages, and for a `stop` that is no collection of texts."""
     if isinstance(prompt, str):
         check_text(prompt, "the prompt")
         check_size(len(prompt))
     else:
         check_messages(prompt)
-    stop, template = tuple(getattr(env, "stop", ())), dict(getattr(env, "template", {}))
+    stop, template = _stop_of(env), dict(getattr(env, "template", {}))
     players, first = plain(getattr(env, "players", 1)), plain(getattr(env, "first", 0))
     learners = tuple(map(plain, getattr(env, "learners", range(players))))
     seed = tuple(map(plain, getattr(env, "sampling_seed", ())))
     return Opening(prompt, stop, template, players, first, learners, seed, getattr(env, "program", False) is True)
+
+
+def _stop_of(env: Env) -> tuple[str, ...]:
+    """The texts that end a turn. One text alone would be taken apart, and each of its letters would end one."""
+    stop = getattr(env, "stop", None)
+    texts = tuple(stop) if isinstance(stop, Iterable) else () if stop is None else (stop,)
+    if isinstance(stop, str) or not all(isinstance(text, str) and text for text in texts):
+        raise TypeError(f'the environment\'s stop is {represent(stop)}; make it a tuple of texts, such as ("END",)')
+    return texts
 
 
 def demonstrate_step(env: Any) -> Any:

@@ -45,7 +45,7 @@ class Tree:
 
     def __init__(self) -> None:
         self._turns: dict[bytes, int] = {}  # by the messages up to the answer
-        self._texts: dict[bytes, str] = {}  # what the model wrote, by the message that the program got
+        self._texts: dict[bytes, str] = {}  # what the model wrote where the program got calls of tools, by that message
         self._names: dict[str, str] = {}  # of tools, by the ids of their calls
         self.count = 0
 
@@ -61,13 +61,14 @@ class Tree:
         """Note the next turn: the program reads `said`, and the model has written `text`. No request goes on from the
         answer to a bare one."""
         if not request.bare:
-            digest = _digests(request.tools, [*request.messages, said])[-1]
-            self._turns[digest], self._texts[_digest(said)] = self.count, text
+            self._turns[_digests(request.tools, [*request.messages, said])[-1]] = self.count
+            if said.calls:  # ids of calls are the session's own; a text may be the program's as well as the model's
+                self._texts[_digest(said)] = text
             self._names |= {id: name for id, name, _ in said.calls}
         self.count += 1
 
     def messages(self, request: ChatRequest, write: Callable[[Said], str] | None = None) -> list[dict[str, str]]:
-        """The messages as a chat template gets them: answers as the model wrote them, results with the tool's name.
+        """The messages as a chat template gets them: calls as the model wrote them, results with the tool's name.
         Calls of tools that the model has not made, such as those of examples, `write` writes as the model would; raises
         Refused for them without it."""
         found, names = [], dict(self._names)

@@ -76,6 +76,14 @@ def checked(draw: Draw, episodes: list[Episode]) -> list[Episode]:
     return episodes
 
 
+def who_moved(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes without those of players whose game was over before their first turn: they hold no answer, though
+    nothing failed. Who compares episodes place by place needs them still.
+
+    Example: who_moved([Episode(Example("game/0", "a game"), 0, 0)]) -> []"""
+    return [episode for episode in episodes if episode.turns or episode.error]
+
+
 def share_of(share: float, count: int) -> int:
     """A share of a number, rounded down. Example: share_of(0.29, 100) -> 29, where the product is 28.999..."""
     return math.floor(share * count + 1e-9)

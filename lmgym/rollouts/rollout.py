@@ -46,10 +46,10 @@ def collect(
 
     `path` is (seed, ..., step, draw). Environments of one group get the same seed. `envs` are many environments behind
     one call, or a function that builds one; at most `engine.rows` of several turns are alive. A game of several players
-    gives an episode for each player that learns, in groups of their own. An environment that fails ends its own episode
-    (`Episode.error`), and so does one whose first prompt does not fit the model. `ended` may be called with an episode
-    as soon as its text is final, while others go on. Raises LmgymError if a prompt of the data does not fit the model,
-    or if nearly all environments fail.
+    gives an episode for each player that learns, in groups of their own; that of one who has never moved has no turn
+    (`who_moved` in play.py). An environment that fails ends its own episode (`Episode.error`), and so does one whose
+    first prompt does not fit the model. `ended` may be called with an episode as soon as its text is final, while
+    others go on. Raises LmgymError if a prompt of the data does not fit the model, or if nearly all environments fail.
 
     Example: collect(list(enumerate(examples)), actor, Sampling(), (0, "step", 3, 0), InProcess(HigherOrLower))"""
     return finished_episodes(collect_numbered(list(enumerate(prompts)), actor, sampling, path, envs, ended))
@@ -134,7 +134,14 @@ def apply_rewards(
 
     A reward that cannot judge an answer (None) adds nothing to its score; an answer that no reward could judge is
     `judged=False`. One that raises, or is too slow, cannot judge the answer that it fails for, which `reward_errors`
-    says; with more than `most_failures` of them LmgymError is raised."""
+    says; with more than `most_failures` of them LmgymError is raised, as for episodes that a reward has paid before: it
+    would be paid twice."""
+    for reward in rewards:
+        if any(reward.name in episode.reward_components for episode in episodes):
+            raise LmgymError(
+                f"reward '{reward.name}' has judged some of these episodes before, and would be paid twice; apply it "
+                "once to what `collect` returns, or to a copy.deepcopy of that"
+            )
     played = [episode for episode in episodes if episode.turns]  # an environment may fail before its first turn
     paid_before = [any(turn.reward for turn in episode.turns) for episode in episodes]
     for reward in rewards:

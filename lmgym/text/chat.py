@@ -12,6 +12,7 @@ from typing import Any, Literal
 from lmgym.core.errors import LmgymError, warn
 from lmgym.text.answer_ends import end_id, end_mark
 from lmgym.text.control import bare_ids, control_tokens, ids_of_pieces, split_text, text_ids
+from lmgym.text.left_out import left_out
 from lmgym.text.pictures import decoded
 from lmgym.text.template import NO_TOOLS, ending_pieces, ignores_tools, template_pieces
 from lmgym.types import BarePrompt, Message, Prompt, RecipeText, pictures_of
@@ -55,6 +56,8 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, template: Template | None = None,
         return _plain_ids(tokenizer, prompt, cut, end=False)
     if not rendered and ignores_tools(tokenizer, messages_of(prompt), template):
         warn(NO_TOOLS)
+    if not rendered and (sentence := left_out(tokenizer, messages_of(prompt), template)):
+        warn(sentence)
     ids = ids_of_pieces(tokenizer, _prompt_pieces(tokenizer, prompt, template))
     if cut is not None and len(ids) > cut.tokens:
         raise LmgymError(
@@ -239,6 +242,8 @@ def appended_ids(
         text = RecipeText.join("\n\n", plain_text(new))
         return ids_of_pieces(tokenizer, split_text(tokenizer, text))
     # 2. With a template: what it writes behind the answer.
+    if sentence := left_out(tokenizer, new, template, begun=True):
+        warn(sentence)
     ids = ids_of_pieces(tokenizer, ending_pieces(tokenizer, history, new, template))
     # 3. Drop the end mark if the answer already ends with it, or with another; some templates put a space before it.
     for mark in (last, end_mark(tokenizer)) if ended else (last,):

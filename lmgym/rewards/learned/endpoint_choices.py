@@ -57,18 +57,24 @@ class EndpointJudge:
             return Failure("error", f"{endpoint.owner}: the reply has no {wanted}: {start}; change the template")
         shares = choice_shares(logprobs, choices, word)
         if shares is None:
-            self._say_once()
+            self._say_once(logprobs, choices)
         return shares or [float(place == word) for place in range(len(choices))]
 
-    def _say_once(self) -> None:
+    def _say_once(self, logprobs: Any, choices: Choices) -> None:
         endpoint = self.served.endpoint
         server = endpoint.base_url, endpoint.model
-        if server not in _told:
-            _told.add(server)
-            warn(
-                f"{endpoint.owner}: {endpoint.base_url} gives no logprobs of '{endpoint.model}', so what it answers "
-                "counts as certain (1 or 0)"
+        if server in _told:
+            return
+        _told.add(server)
+        wanted = " or ".join(spellings[0] for spellings in choices)
+        if tokens_of(logprobs):
+            why = (
+                f"the logprobs of '{endpoint.model}' at {endpoint.base_url} have no usable token that is {wanted} alone"
             )
+            remedy = "; ask for this one word, and nothing before or behind it"
+        else:
+            why, remedy = f"{endpoint.base_url} gives no logprobs of '{endpoint.model}'", ""
+        warn(f"{endpoint.owner}: {why}, so what it answers counts as certain (1 or 0){remedy}")
 
 
 def reply_with_logprobs(endpoint: Endpoint, conversation: Sequence[tuple[str, str]]) -> Reply:
@@ -94,11 +100,18 @@ def last_choice(text: str, choices: Choices) -> int | None:
     return next(place for place, spellings in enumerate(choices) if named[-1] in spellings) if named else None
 
 
+def tokens_of(logprobs: Any) -> list[Any]:
+    """The entries of a reply's field `logprobs`, one for each of its tokens; none of what has another form.
+
+    Example: tokens_of({"content": [{"token": "Yes", "logprob": -0.1}]}) -> [{"token": "Yes", "logprob": -0.1}]"""
+    entries = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    return entries if isinstance(entries, list) else []
+
+
 def choice_shares(logprobs: Any, choices: Choices, word: int) -> list[float] | None:
     """The probability of each choice at the last token of a reply that says this one (place `word`), renormalised: they
     add up to 1. A choice that is not among the tokens that the server names has 0. None without usable ones."""
-    entries = logprobs.get("content") if isinstance(logprobs, Mapping) else None
-    for entry in reversed(entries if isinstance(entries, list) else []):
+    for entry in reversed(tokens_of(logprobs)):
         said = entry.get("token") if isinstance(entry, Mapping) else None
         if not isinstance(said, str) or "</think>" in said:
             return None

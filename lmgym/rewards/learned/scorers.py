@@ -150,7 +150,7 @@ def load_scorer(
 
     Raises LmgymError, with the reward's key, if the folder does not exist, the Hub refuses the model, the device is not
     available, or the checkpoint is of another kind or lacks weights that the reward needs."""
-    unit = scorer_device(reward, device)
+    unit, name = scorer_device(reward, device), os.path.expanduser(name)
     key = (kind, os.path.realpath(name) if Path(name).is_dir() else name, revision, unit, compute)
     if key not in _loaded:
         _loaded[key] = _load(reward, kind, name, revision, unit, compute)
