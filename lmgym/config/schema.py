@@ -4,6 +4,7 @@ One definition of each knob: the dataclass that uses it is its section. Those th
 algorithm's own fields, `Sampling`, `OptimizerSection`, `PolicySection`, `EvaluationSection`), the rest is here.
 config/build.py builds them from a recipe, core/validation.py checks each, and config/together.py what goes together."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
@@ -194,3 +195,8 @@ class Config(Section):
     """The run ends if a reward raises, or is too slow, for more than this share of a step's answers; up to it, these
     answers are not judged. 0: the first one ends it."""
     stages: list[Stage] = field(default_factory=lambda: [Stage()])
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.out is not None:  # ~/runs/a: no shell has put the home folder in
+            self.out = os.path.expanduser(self.out)

@@ -1,6 +1,7 @@
 """Which sections of a recipe do not go together: each is checked by itself (core/validation.py), and all here."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from lmgym.config.schema import Config, Stage
 from lmgym.config.yaml import DEFAULT
@@ -86,6 +87,8 @@ def _check_stage(stage: Stage, where: str) -> None:
             f"{where}curriculum: a solve rate needs several answers to a prompt, and algorithm.group_size is "
             f"{stage.algorithm.group_size}; raise it to 4 or more"
         )
+    if stage.curriculum is not None:
+        _check_curriculum(stage, where)
     if stage.algorithm.requirements.given_share and (
         stage.sampling.truncates or stage.env.get("name") != DEFAULT["env"]
     ):
@@ -112,6 +115,23 @@ def _check_stage(stage: Stage, where: str) -> None:
             f"{where}rewards.overlong and algorithm.overlong punish the same answers twice; remove the reward, or "
             "set algorithm.overlong to 0"
         )
+
+
+def _check_curriculum(stage: Stage, where: str) -> None:
+    """Raise LmgymError where nothing says whether an answer is right as the curriculum reads it."""
+    assert stage.curriculum is not None
+    name = stage.curriculum.reward
+    if name is not None and name.removesuffix("/raw") not in stage.rewards:
+        raise LmgymError(
+            f"{where}curriculum.reward: there is no reward '{name}'; {registry.suggest(name, stage.rewards)}"
+        )
+    if name is None:
+        for reward, section in stage.rewards.items():
+            if isinstance(section, Mapping) and section.get("normalise") and section.get("weight", 1.0):
+                raise LmgymError(
+                    f"{where}curriculum: the score says whether an answer is right, and rewards.{reward}.normalise "
+                    "moves it from step to step; name the reward that says it in curriculum.reward"
+                )
 
 
 def _check_served_teacher(stage: Stage, where: str) -> None:
@@ -148,6 +168,11 @@ def _check_exact(config: Config) -> None:
             raise LmgymError(
                 f"policy.parity: exact does not serve stage '{stage.name}', whose {name} {what}; remove it"
             )
+        if getattr(registry.get("driver", stage.algorithm.driver), "whole_weights", False):
+            raise LmgymError(
+                f"policy.parity: exact does not serve stage '{stage.name}', whose {name} differentiates twice, as only "
+                "torch's own products can be; remove it"
+            )
 
 
 def _check_engine(config: Config, stage: Stage) -> None:
@@ -157,6 +182,13 @@ def _check_engine(config: Config, stage: Stage) -> None:
         raise LmgymError(
             f"engine.name: stage '{stage.name}' samples within a restriction by a frozen policy, which only "
             "the training process holds; write sampler"
+        )
+    rival = stage.algorithm.requirements.rival
+    if rival is not None and rival.share < 1 and (config.engine.unit is not None or not engine.shares_weights):
+        key = "engine.unit" if config.engine.unit is not None else f"engine.name: {config.engine.name}"
+        raise LmgymError(
+            f"{key} cannot sample from a mixture of two models, which algorithm.mixture asks for in stage "
+            f"'{stage.name}'; write sampler without engine.unit, or mixture: 1.0"
         )
     if not engine.any_kept_set and stage.sampling.has_unbounded_sets:
         raise LmgymError(

@@ -6,6 +6,7 @@ module that the recipe's `plugins:` lists, by an entry point of the group `lmgym
 
 import contextlib
 import difflib
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from lmgym.core import errors
@@ -28,6 +30,7 @@ PLUGIN_FILE = "lmgym_plugin_"
 """How the name of a module begins that is the file of a plug-in."""
 
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in BUILTIN}
+_loaded: dict[str, tuple[Any, str]] = {}  # of users' modules: the spec that a reload replaces, and the source's digest
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
@@ -113,7 +116,8 @@ def suggest(word: str, valid: Iterable[str]) -> str:
 
 def load_plugin(plugin: str) -> None:
     """Import a module (by dotted name) or a file (by path), so that its `@register` decorators run. A file finds the
-    modules next to it. Raises LmgymError if there is no such module or file, and for a second file of the same name."""
+    modules next to it. Raises LmgymError if there is no such module or file, for a second file of the same name, and if
+    the source has changed since this process loaded it."""
     if plugin.endswith(".py"):
         path = Path(plugin)
         if not path.is_file():
@@ -124,20 +128,51 @@ def load_plugin(plugin: str) -> None:
             if loaded != path.resolve():
                 both = f"{plugin} and {loaded}, which this process has loaded, have the same file name"
                 raise LmgymError(f"plugins: {both}; rename one of them")
+            check_unchanged(sys.modules[name])
             return
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        _remember(module)
         folder = path.resolve().parent
         try:
             with _importing(f"plugins: {plugin}", name, folder):
                 spec.loader.exec_module(module)
         except BaseException:  # the next attempt shall not find half of a module
-            del sys.modules[name]
+            del sys.modules[name], _loaded[name]
             raise
         return
-    _import(plugin, f"plugins: '{plugin}'")
+    check_unchanged(_import(plugin, f"plugins: '{plugin}'"))
+
+
+def check_unchanged(module: ModuleType) -> None:
+    """Raise LmgymError if the source of a user's module is not what it was when this process loaded it here (or, if it
+    was loaded elsewhere, first asked): the old code would run, and records would name the new one."""
+    _remember(module)
+    kept = _loaded.get(module.__name__)
+    if kept is not None and (now := _source_digest(module)) and now != kept[1]:
+        raise LmgymError(
+            f"{module.__file__} has changed since this process loaded it, and would run as it was; start the process "
+            "(in a notebook, the kernel) again"
+        )
+
+
+def _remember(module: ModuleType) -> None:
+    """Keep the digest of a user's module as it is loaded. A script of one's own, which is no import, is left out."""
+    name, spec = module.__name__, getattr(module, "__spec__", None)
+    if name == "__main__" or name.split(".")[0] == "lmgym" or _loaded.get(name, (None,))[0] is spec:
+        return
+    _loaded[name] = (spec, _source_digest(module))
+
+
+def _source_digest(module: ModuleType) -> str:
+    """The SHA-256 of the .py file that a module is of; empty if there is none to read."""
+    file = str(getattr(module, "__file__", None) or "")
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file.endswith(".py") else ""
+    except OSError:
+        return ""
 
 
 def load_attribute(target: str, wanted_as: str) -> Any:
@@ -152,9 +187,11 @@ def load_attribute(target: str, wanted_as: str) -> Any:
     return getattr(module, attribute)
 
 
-def _import(module_name: str, wanted_as: str) -> Any:
+def _import(module_name: str, wanted_as: str) -> ModuleType:
     with _importing(wanted_as, module_name):
-        return importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
+    _remember(module)
+    return module
 
 
 @contextmanager

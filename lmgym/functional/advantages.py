@@ -170,7 +170,8 @@ def whiten(
 
     Unbiased (n - 1): advantages of a minibatch (stable-baselines3, RL4LMs). Biased: PPO's norm_reward (RL4LMs).
     `inside_root` divides by sqrt(variance + epsilon), as TRL does. Without `shift_mean` the mean is added again, so
-    only the scale changes (TRL's whitened rewards). A single value becomes zero.
+    only the scale changes (TRL's whitened rewards). A single value becomes zero, and so do equal ones: their mean may
+    differ from them by rounding, which the deviation, rounding itself, would blow up to 1.
 
     Example:
         >>> whiten(torch.tensor([0., 0., 1., -.1]), torch.ones(4, dtype=torch.bool), unbiased=False)
@@ -178,7 +179,9 @@ def whiten(
     """
     count = mask.sum()
     mean = torch.where(mask, values, 0.0).sum() / count.clamp(min=1)
-    centred = torch.where(mask, values - mean, 0.0)
+    chosen = values[mask]
+    equal = len(chosen) > 0 and bool(chosen.min() == chosen.max())
+    centred = torch.zeros_like(values) if equal else torch.where(mask, values - mean, 0.0)
     variance = (centred**2).sum() / (count - int(unbiased)).clamp(min=1)
     scaled = centred / ((variance + epsilon).sqrt() if inside_root else variance.sqrt() + epsilon)
     return scaled if shift_mean else torch.where(mask, scaled + mean, 0.0)

@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.output import open_standard_files
-from lmgym.processes.supervisor import CLOSED, ENDING, LONGEST_WAIT, PROGRESS, READY, STARTUP_SECONDS
+from lmgym.processes.supervisor import CLOSED, ENDING, LONGEST_WAIT, PROGRESS, READY, RENEW, STARTUP_SECONDS
 
 MAX_PROCESSES = 8  # unless a pool is told otherwise
 MAX_STARTUP_FAILURES = 5  # in a row, after which the pool gives up
@@ -112,6 +112,12 @@ class ProcessPool:
         with self._lock:
             if not self._processes:
                 self.start()
+
+    def renew(self) -> None:
+        """Forget what earlier calls have left behind: each worker forks a fresh process for its next call."""
+        with self._lock:
+            for process in self._processes:
+                process.renew()
 
     def start(self) -> "WorkerProcess":
         """Start one more worker, for a caller that sends it requests and reads the replies with `wait`."""
@@ -233,6 +239,11 @@ class WorkerProcess:
         request = f"{seconds} {self._requests}\n{json.dumps({'processor_seconds': processor_seconds, 'items': items})}"
         with suppress(OSError):  # if the supervisor is gone, reading its reply will notice it
             self.pipe.send_bytes(request.encode())
+
+    def renew(self) -> None:
+        """Let the next request be answered by a fresh process. No request may be in flight."""
+        with suppress(OSError):  # as in `send`
+            self.pipe.send_bytes(RENEW)
 
     def reply(self) -> Reply | None:
         """Read the reply; None if the supervisor only says that it can begin. Raises LmgymError if the function cannot

@@ -28,6 +28,7 @@ LONGEST_WAIT = 3600.0  # seconds that one system call waits; for a longer limit 
 ENDING = 1.0  # seconds that a process gets to end after its pipe is closed
 PROGRESS = 16  # bytes: two floating-point numbers
 READY = "ready"  # the first message to the owner: the function is imported
+RENEW = b"renew"  # a request without a reply: the next one gets a fresh child
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
 PR_SET_CHILD_SUBREAPER = 36  # descendants whose parent has died become children of this process, not of init
 CLOSED = (EOFError, OSError)  # what a pipe raises when the other side is gone
@@ -83,10 +84,16 @@ def _ending_with(owner: Connection) -> Iterator[None]:
 
 
 def answer_requests(owner: Connection, call: Call, memory_gib: float | None, progress: "memoryview[float]") -> None:
-    """Send each request to a child and its reply to the owner. After a failure the next request gets a fresh child."""
+    """Send each request to a child and its reply to the owner. After a failure, and after RENEW, the next request gets
+    a fresh child."""
     child = None
     try:
         while request := owner.recv_bytes():
+            if request == RENEW:
+                if child:
+                    child.kill()
+                child = None
+                continue
             child = child or Child(call, memory_gib, owner, progress)
             if not (reply := child.ask(request, owner)):
                 return

@@ -31,6 +31,13 @@ OPTIONS = {
     "style": Style,
     "correct_is_one": CorrectIsOne,
 }
+REPORTED = {  # what the record of an evaluation holds besides the rewards
+    "kind", "stage", "stage_name", "step", "split", "count", "rewards_without_limit", "reward", "length/mean",
+    "truncated", "truncated/context", "environment_errors", "broken", "unjudged", "reference_nll",
+    "preference/accuracy", "preference/margin", "calibration/error", "step/accuracy", "step/first_wrong",
+    "step/all_right",
+}  # fmt: skip
+REPORTED_PARTS = ("reward/", "unjudged/", "environment/")
 
 
 def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
@@ -52,7 +59,7 @@ def build_rewards(section: Mapping[str, Any]) -> list[Reward]:
 
 def _built(name: str, value: Any) -> Reward:
     key = f"rewards.{name}"
-    if name in ("reward", "truncated", "broken", "unjudged", "reference_nll"):
+    if name.removesuffix("/low").removesuffix("/high") in REPORTED or name.startswith(REPORTED_PARTS):
         raise LmgymError(f"key '{key}': evaluations report something else as '{name}'; choose another name")
     # Separate the options of any reward from the function's own arguments.
     arguments = {"weight": 1.0, **value} if isinstance(value, Mapping) else {"weight": value}

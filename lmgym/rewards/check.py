@@ -12,6 +12,7 @@ from lmgym.processes.pool import Failure
 from lmgym.rewards.base import Judgement, Reward, as_read, call_reward, check_examples, episodes_to_judge, guard_reward
 from lmgym.rewards.building import build_rewards
 from lmgym.rewards.foreign.trl import is_chat
+from lmgym.rewards.running.pooled import fresh_worker
 from lmgym.types import Episode, Example, Turn
 
 # A reward that asks a model in float32 adds the same numbers in another order when the batch is another one. Two orders
@@ -58,14 +59,15 @@ def check_reward(
         Episode(example, group=index, index=index, turns=[Turn(prompt_ids=[], action_ids=[], text=text)])
         for index, (text, example) in enumerate(zip(texts, examples, strict=True))
     ]
-    batch = call_reward(reward, sampled)
-    reversed_batch = call_reward(reward, sampled[::-1])[::-1]
-    for episode, together, backwards in zip(sampled, batch, reversed_batch, strict=True):
-        for value, how in ((call_reward(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
-            if isinstance(together, Failure):
-                raise LmgymError(f"reward '{name}' failed for {episode.text!r}: {together.message}")
-            if not _same(value, together):
-                raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")
+    with fresh_worker():
+        batch = call_reward(reward, sampled)
+        reversed_batch = call_reward(reward, sampled[::-1])[::-1]
+        for episode, together, backwards in zip(sampled, batch, reversed_batch, strict=True):
+            for value, how in ((call_reward(reward, [episode])[0], "alone"), (backwards, "in the batch reversed")):
+                if isinstance(together, Failure):
+                    raise LmgymError(f"reward '{name}' failed for {episode.text!r}: {together.message}")
+                if not _same(value, together):
+                    raise LmgymError(f"reward '{name}' gives {episode.text!r} {together} in a batch but {value} {how}")
 
 
 def _same(one: Judgement, other: Judgement) -> bool:

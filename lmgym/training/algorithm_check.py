@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -10,13 +12,14 @@ from torch import Tensor
 from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch, collate
 from lmgym.core import seeds
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
 from lmgym.models import copies
 from lmgym.models.critic import with_critic
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
 from lmgym.types import Episode, Example, Turn
+from lmgym.updates.checks import checked_batch, checked_numbers
 from lmgym.updates.first_order import optimizer_step
 from lmgym.updates.optimizer import Optimizer, OptimizerSection
 from lmgym.updates.prepare import prepare
@@ -41,9 +44,9 @@ def check_algorithm(algorithm: Algorithm) -> str:
 
     Tried on a tiny model with answers to four prompts: the gradient of an optimizer step is the same if the batch is
     computed row by row, if its rows come in another order, if more padding is added and if it is computed twice (up to
-    TOLERANCE of its norm); `advantages` and the loss do not change the batch that they are given; after `state_dict`,
-    through JSON, and `load_state_dict` into a new copy it is the same again. Algorithms of a driver of their own only
-    get the last two.
+    TOLERANCE of its norm), and finite; no method changes the batch that it is given; after `state_dict`, through JSON,
+    and `load_state_dict` into a new copy it is the same again. Algorithms of a driver of their own only get the last
+    two.
 
     Example:
         >>> check_algorithm(MyAlgorithm(group_size=4))
@@ -60,12 +63,17 @@ def check_algorithm(algorithm: Algorithm) -> str:
     episodes = sample_episodes(max(algorithm.group_size, 2), policy)
 
     components = {"reward": 1.0} if algorithm.requirements.reward_components else None
-    batch = collate(episodes, policy.pad_id, stop_ids=policy.stop_ids, limit=LONGEST, weights=components)
-    batch = prepare(batch, policy, frozen, algorithm)
-    _check_untouched(algorithm, policy, batch)
+    collated = collate(episodes, policy.pad_id, stop_ids=policy.stop_ids, limit=LONGEST, weights=components)
+    with _untouched(name, collated):
+        batch = prepare(collated, policy, frozen, algorithm)
+    _check_finite(f"{name}.advantages gives", batch.advantages)
+    with _untouched(name, batch):
+        copy.deepcopy(algorithm).advantages(batch)
     tried = dict[str, tuple[Policy, Batch]]()
     if algorithm.driver == Algorithm.driver:
-        usual = gradient_of(algorithm, policy, batch)
+        with _untouched(name, batch):
+            usual = gradient_of(algorithm, policy, batch)
+        _check_finite(f"{name}: the loss has", usual, "a gradient that is not finite")
         order = torch.arange(len(batch) - 1, -1, -1)
         tried = {
             "computed a second time": (policy, batch),
@@ -121,7 +129,9 @@ def gradient_of(algorithm: Algorithm, policy: Policy, batch: Batch) -> Tensor:
     batch = batch.replace(logprobs_old=old + 0.2 * torch.sin(100 * old) * batch.actions)
     keep = _Keep(policy.parameters(), OptimizerSection(), policy.critic_parameters())
     algorithm = copy.deepcopy(algorithm)
-    optimizer_step(algorithm, policy, algorithm.before_minibatch(batch), keep, first=False)
+    minibatch = checked_batch(algorithm, "before_minibatch", algorithm.before_minibatch(batch))
+    optimizer_step(algorithm, policy, minibatch, keep, first=False)
+    checked_numbers(algorithm, "metrics", algorithm.metrics(batch))
     return getattr(keep, "gradient", torch.zeros(1))
 
 
@@ -153,27 +163,42 @@ def _compare(name: str, how: str, usual: Tensor, other: Tensor) -> None:
         )
 
 
-def _check_untouched(algorithm: Algorithm, policy: Policy, batch: Batch) -> None:
-    """The methods get a batch and give another one; they must not write into its columns."""
+def _check_finite(who: str, numbers: Tensor | None, what: str = "advantages that are not finite") -> None:
+    """NaN equals nothing, so no other check would say what is wrong with it."""
+    if numbers is not None and not bool(torch.isfinite(numbers).all()):
+        raise LmgymError(f"{who} {what} for the tiny model's answers; look for a division by zero or a log of zero")
+
+
+@contextmanager
+def _untouched(algorithm: str, batch: Batch) -> Iterator[None]:
+    """The methods get a batch and give another one; in the body they must not write into its columns."""
     before = {name: column.clone() for name, column in vars(batch).items() if isinstance(column, Tensor)}
-    algorithm = copy.deepcopy(algorithm)
-    algorithm.advantages(batch)
-    if algorithm.driver == Algorithm.driver:
-        gradient_of(algorithm, policy, batch)
+    yield
     for name, column in before.items():
         if not torch.equal(column, getattr(batch, name)):
-            raise LmgymError(f"{type(algorithm).__name__} writes into the column '{name}' of its batch; replace it")
+            raise LmgymError(f"{algorithm} writes into the column '{name}' of its batch; replace it")
 
 
 def _check_state(algorithm: Algorithm, batch: Batch) -> None:
     """What `state_dict` returns must be JSON, and make a new copy give the same credit."""
     name = type(algorithm).__name__
+    returned = algorithm.state_dict()
+    if not isinstance(returned, Mapping):
+        raise LmgymError(
+            f"{name}.state_dict() returned a {type(returned).__name__}; return a dictionary, {{}} for none"
+        )
     try:
-        state = json.loads(json.dumps(algorithm.state_dict(), allow_nan=False))
+        state = json.loads(json.dumps(returned, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise LmgymError(f"{name}.state_dict() is no plain JSON ({error})") from error
     resumed = replace(algorithm)
-    resumed.load_state_dict(state)
+    try:
+        resumed.load_state_dict(state)
+    except (KeyError, TypeError) as error:
+        raise LmgymError(
+            f"{name}.load_state_dict does not take what state_dict returned ({describe(error)}); a subclass returns "
+            "what super().state_dict() has, too"
+        ) from error
     same = json.loads(json.dumps(resumed.state_dict())) == state
     ours, theirs = (copy.deepcopy(one).advantages(batch).advantages for one in (algorithm, resumed))
     if not same or (ours is not None and (theirs is None or not torch.equal(ours, theirs))):

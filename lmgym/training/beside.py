@@ -58,7 +58,8 @@ def add_greedy_baseline(episodes: Sequence[Episode], draw: Draw, moments: dict[s
 
 def one_answer(episodes: Sequence[Episode], draw: Draw, moments: dict[str, Moments]) -> list[Episode]:
     """An answer to each group's prompt, scored; its score is the `baseline` of the group's episodes, which have none if
-    it failed or was not judged. The running estimates of rewards that are normalised do not learn from it."""
+    it failed or was not judged, or if its game was over before it had a turn. The running estimates of rewards that are
+    normalised do not learn from it."""
     groups = groups_of(episodes)
     prompts = [(group[0].group, group[0].example) for group in groups]
     answers = played_by_all(replace(draw, prompts=prompts))
@@ -70,7 +71,7 @@ def one_answer(episodes: Sequence[Episode], draw: Draw, moments: dict[str, Momen
         )
     for group, answer in zip(groups, answers, strict=True):
         for episode in group:
-            episode.baseline = answer.score if answer.judged and not answer.error else None
+            episode.baseline = answer.score if answer.turns and answer.judged and not answer.error else None
     return answers
 
 

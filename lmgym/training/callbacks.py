@@ -95,7 +95,9 @@ class Callbacks:
             if not isinstance(own, Mapping):
                 raise LmgymError(f"{where}: on_step returned a {type(own).__name__}; return a dictionary of numbers")
             for key, value in own.items():
-                if not isinstance(key, str) or key in end.record or key in found:
+                if not isinstance(key, str):
+                    raise LmgymError(f"{where}: a number's name is {key!r}; make it a text")
+                if key in end.record or key in found:
                     raise LmgymError(f"{where}: the step's record has a '{key}' already; choose another name")
                 found[key] = _number(f"{where}: '{key}'", value)
         return found

@@ -23,7 +23,7 @@ from lmgym.models.rounding import share_seen_by_nearest
 from lmgym.models.sentences import path_sentence
 from lmgym.pictures.store import current_store
 from lmgym.rewards.building import build_rewards
-from lmgym.rollouts.play import Draw
+from lmgym.rollouts.play import Draw, who_moved
 from lmgym.tasks.streamed import first_of
 from lmgym.text.answer_ends import template_notes
 from lmgym.text.template import NO_TOOLS
@@ -216,7 +216,8 @@ def _stage(
     rewards = build_rewards(stage.rewards)
     limits = config.reward_timeout, config.rewards_failed
     draw = Draw(prompts, (config.seed, "check"), actor, stage.sampling, envs, rewards, *limits)
-    episodes = source.episodes(draw)
+    if not (episodes := who_moved(source.episodes(draw))):
+        raise LmgymError(f"each of the {len(prompts)} games tried was over before the side that trains had a move")
     report_prompts(report, config, stage, policy, few, episodes)
     if source.samples:
         report_answers(report, stage, episodes, verdict=verdict)

@@ -21,6 +21,7 @@ from lmgym.models.policy import Policy
 from lmgym.models.reward_model import facts_of_base, save_reward_model
 from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.evaluate import Evaluation, better_directions, evaluate
+from lmgym.rollouts.play import who_moved
 from lmgym.rollouts.rollout import demonstrate
 from lmgym.stats.calibration import Bin
 from lmgym.stats.intervals import Interval, mean_interval
@@ -80,7 +81,9 @@ def finish(run: Run) -> None:
 
 @doing("saving the model")
 def save_result(run: Run, stage: Stage, name: str, policy: Policy) -> None:
-    """Write what a stage makes, a language model or a reward model, as the run's `name`, whole or not at all."""
+    """Write what a stage makes, a language model or a reward model, as the run's `name`, whole or not at all.
+    Raises LmgymError if the run folder is not where it was."""
+    run.check_in_place()
     required = stage.algorithm.requirements
     if required.makes_policy:
         checkpoint.save_model(run.folder / name, policy)
@@ -129,6 +132,7 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
         run.console.doing(f"answering {len(examples)} prompts of the {split} split")
         how = (seed, section.samples, config.reward_timeout, section.best_of, config.rewards_failed)
         result = evaluate(examples, stage.actor, sampling, rewards, stage.held_out_envs, *how)
+        run.settings.hold(run.console)  # rewards and environments may have changed them
     results = dict(result.results)
     if _measures_references(stage, examples):
         results["reference_nll"] = reference_nll(examples, stage.actor, run.policy, seed, stage.held_out_envs)
@@ -146,15 +150,16 @@ def _measure(stage: StageRun, split: str) -> tuple[dict[str, Interval], dict[str
     tracked = result.episodes[: config.logs.samples * section.samples : section.samples]  # the same prompts every time
     predictions = config.logs.predictions
     recorded = result.episodes if predictions is True else tracked
-    run.writer.rollouts(place | rollout_record(episode) for episode in recorded)
-    run.writer.answers(place | rollout_record(episode) for episode in tracked)
+    run.writer.rollouts(place | rollout_record(episode) for episode in who_moved(recorded))
+    run.writer.answers(place | rollout_record(episode) for episode in who_moved(tracked))
     if isinstance(predictions, str) and run.ranks.first:
         write = registry.load_attribute(predictions, "logs.predictions")
         write(run.folder, run.progress.version, split, result.episodes)
     shown = [name for name in results if name not in ("reward", "length/mean", "truncated")]
     if all(name.startswith("environment") for name in shown):  # there is no reward of the recipe
         shown = ["reward", *shown]
-    run.console.evaluation(stage.step, {name: results[name] for name in shown if name in results}, split)
+    printed = {name: results[name] for name in shown if name in results}
+    run.console.evaluation(stage.step, printed, len(examples), split)
     kept: dict[str, Any] = {"stage": stage.config.name, "step": stage.step, "split": split}
     if judged.bins:
         kept["calibration"] = [asdict(one) for one in judged.bins]
@@ -226,6 +231,8 @@ def _value(stage: StageRun, results: dict[str, Interval], metric: str, key: str)
     # Where environments have failed, their answers have no number.
     known = metric in results or f"unjudged/{reward}" in results or "environment_errors" in results
     if not known and not (reward == "reward" and "unjudged" in results):
+        if any(own.name == reward and own.selective for own in held_out_rewards(stage.run.config, stage.config)):
+            raise LmgymError(f"{key} is '{metric}', and this reward (tasks, where) is for none of the held-out prompts")
         raise LmgymError(f"{key} is '{metric}'; {registry.suggest(metric, results)}")
     why = "is not a number" if metric in results else "has no answer"
     stage.run.console.warn(f"evaluation after {stage.step} steps: {key} decides nothing, since '{metric}' {why}")
@@ -238,7 +245,7 @@ def _answers(episodes: list[Episode]) -> list[dict[str, Any]]:
             "prompt": e.example.prompt if isinstance(e.example.prompt, str) else e.example.prompt[-1]["content"],
             "text": e.text,
             "reference": e.example.references[0] if e.example.references else "",
-            "reward": e.score if e.judged else None,
+            "reward": e.score if e.judged and e.turns else None,
             **({"conversation": [dict(message) for message in e.messages]} if len(e.turns) > 1 else {}),
         }
         for e in episodes

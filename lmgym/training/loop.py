@@ -2,7 +2,6 @@
 
 Every line of it is a public function, so that a user who wants to own the loop writes these lines."""
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,35 +9,37 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch, collate
 from lmgym.config.schema import Config
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.logs.console import Console
-from lmgym.logs.records import episode_metrics, peak_memory_gib, rollout_record, sampled_tokens, version_lag
+from lmgym.logs.records import rollout_record
 from lmgym.logs.timings import timing_record
 from lmgym.rewards.champions import crown
 from lmgym.rewards.normalisation import normalise
+from lmgym.rollouts.play import who_moved
 from lmgym.rollouts.rollout import groups_of
 from lmgym.training.begin_stage import begin_stage
 from lmgym.training.beside import add_greedy_baseline, with_given, with_rival
 from lmgym.training.callbacks import StepEnd
 from lmgym.training.evaluation_points import evaluate_now, finish, is_evaluated, record_evaluation
+from lmgym.training.resuming.differences import measures_alike
 from lmgym.training.reward_watch import watch_rewards
 from lmgym.training.run import Run
 from lmgym.training.sampler_gap import watch_gap
 from lmgym.training.setup import start
 from lmgym.training.stage import StageRun
 from lmgym.training.stage_checkpoint import save_checkpoint
+from lmgym.training.step_record import fresh_episodes, step_record
 from lmgym.training.symptoms import warn_of_failures, warn_of_symptoms
 from lmgym.training.teacher_rows import with_teacher_rows
 from lmgym.training.tracing import StepTrace, begin_trace, write_trace
 from lmgym.training.unjudged import refuse_unjudged, usable_groups
 from lmgym.types import Episode
-from lmgym.updates.prepare import batch_metrics, prepare
+from lmgym.updates.prepare import prepare
 from lmgym.updates.update import update
 
 
@@ -120,7 +121,7 @@ def gather(stage: StageRun, step: int) -> list[Episode]:
 
 def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[list[Episode]]]:
     """The groups of all draws of a step, until the algorithm wants no more, and those that it selects. It is shown the
-    answers that were played to their end and judged."""
+    answers that were played to their end and judged. A player who has never moved has no answer, and is in neither."""
     algorithm, config, required = stage.algorithm, stage.config, stage.algorithm.requirements
     groups, usable, selected = list[list[Episode]](), list[list[Episode]](), list[list[Episode]]()
     if stage.source.samples:
@@ -141,7 +142,7 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
             episodes = with_given(episodes, replace(draw, prompts=given))
         groups += groups_of(episodes)
         usable = usable_groups(groups, required)
-        selected, more = algorithm.select(usable, config.prompts_per_step) if usable or not groups else ([], True)
+        selected, more = selection(algorithm, usable, config.prompts_per_step) if usable or not groups else ([], True)
         if not more:
             break
     if groups and not usable:
@@ -151,7 +152,25 @@ def drawn_groups(stage: StageRun, step: int) -> tuple[list[list[Episode]], list[
             f"step {step + 1}: the algorithm rejected every group of {config.max_draws} draws; "
             "raise max_draws, or choose prompts of another difficulty"
         )
-    return groups, selected
+    return [moved for group in groups if (moved := who_moved(group))], selected
+
+
+def selection(algorithm: Algorithm, groups: list[list[Episode]], wanted: int) -> tuple[list[list[Episode]], bool]:
+    """What `algorithm.select` returns. Raises LmgymError for what is no pair of groups and a truth value, and for an
+    episode that is selected twice, which would train once."""
+    name, answer = type(algorithm).__name__, algorithm.select(groups, wanted)
+    try:
+        selected, more = answer
+        selected = [list(group) for group in selected]
+    except (TypeError, ValueError) as error:
+        raise LmgymError(
+            f"{name}.select returned a {type(answer).__name__} that is no pair of groups of episodes and whether to "
+            "draw more; return both"
+        ) from error
+    chosen = [id(episode) for group in selected for episode in group]
+    if len({*chosen}) < len(chosen):
+        raise LmgymError(f"{name}.select returned an episode twice; return each one once")
+    return selected, bool(more)
 
 
 def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) -> list[Episode]:
@@ -160,7 +179,7 @@ def mark_selected(groups: list[list[Episode]], selected: list[list[Episode]]) ->
     chosen, drawn = {id(e) for group in selected for e in group}, {id(e) for e in episodes}
     for episode in episodes:
         episode.selected = id(episode) in chosen and not episode.error
-    number = len(groups)
+    number = max((episode.group for episode in episodes), default=-1) + 1
     for group in selected:
         brought = [episode for episode in group if id(episode) not in drawn]
         for episode in brought:
@@ -197,13 +216,14 @@ def log_step(
     """Write one record to metrics.jsonl, the tracked answers to rollouts.jsonl, the seconds of all to timings.jsonl and
     the step to traces/, and show a line on the console; warn of what is wrong with them. Without the `trace` that has
     watched the update, traces/ lacks what the update has computed. Raises LmgymError if sampler and trainer are too far
-    apart."""
+    apart, and if the run folder is not where it was."""
     run, step = stage.run, stage.step - 1
     record = step_record(stage, episodes, batch, metrics) | watch_rewards(stage, episodes, step)
     if not stage.source.lag:  # else older weights have sampled
         watch_gap(run.gap_limits, metrics, batch, step, run.console.warn)
     record |= run.callbacks.on_step(StepEnd(stage.config.name, step, episodes, batch, record))
     tracked = groups_of(episodes)[0]
+    run.check_in_place()
     write_step(stage, episodes, tracked, record)
     trace = trace or begin_trace(stage, episodes, batch, step)
     if trace is not None:
@@ -211,43 +231,6 @@ def log_step(
     run.console.step(record, step, stage.config.steps)
     warn_of_failures(stage, fresh_episodes(stage, episodes), step)
     warn_of_symptoms(stage, record, tracked)
-
-
-def fresh_episodes(stage: StageRun, episodes: list[Episode]) -> list[Episode]:
-    """Those that the policy sampled for this step; the others were replayed, or are a rival's or the data's (which are
-    all that there is to tell of a step without any of its own)."""
-    oldest = stage.run.progress.version - 1 - stage.source.lag
-    fresh = [episode for episode in episodes if episode.version >= oldest]
-    return [episode for episode in fresh if not episode.by] or fresh
-
-
-def step_record(stage: StageRun, episodes: list[Episode], batch: Batch, metrics: dict[str, float]) -> dict[str, Any]:
-    """What metrics.jsonl says of a step that is done. Tokens per second are sampled tokens in the rollout and all
-    tokens of the batch in the update; memory is the GPU's if the policy is on one."""
-    run, now = stage.run, time.perf_counter()
-    rollout, learning = stage.gathered - stage.began, now - stage.gathered
-    fresh, on_gpu = fresh_episodes(stage, episodes), run.policy.device.type == "cuda"
-    record: dict[str, Any] = stage.position(stage.step - 1) | episode_metrics(fresh) | batch_metrics(batch) | metrics
-    record |= version_lag(episodes, run.progress.version - 1) | stage.stream.metrics()
-    record |= {} if run.policy.seen is None else {"weights/seen": run.policy.seen}
-    record |= {
-        "learning_rate": stage.optimizer.learning_rate,
-        "seconds": rollout + learning,
-        "seconds/rollout": rollout,
-        "seconds/update": learning,
-        "tokens_per_second/rollout": sampled_tokens(fresh) / rollout if rollout else math.nan,
-        "tokens_per_second/update": float(batch.mask.sum()) / learning,
-        "memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else peak_memory_gib(),
-    }
-    if (budget := run.config.policy.memory_gib) is not None:
-        record["memory/budget_gib"] = budget
-    if unlimited := [reward.name for reward in stage.rewards if reward.unlimited]:
-        record["rewards_without_limit"] = unlimited
-    if not stage.source.samples or not (stage.rewards or stage.algorithm.requirements.reward is True):
-        del record["reward"]  # no reward has judged the answers
-    if stage.config.sampling.fixed_length:
-        del record["truncated"]
-    return record
 
 
 def write_step(stage: StageRun, episodes: list[Episode], tracked: list[Episode], record: dict[str, Any]) -> None:
@@ -292,5 +275,19 @@ def end_stage(stage: StageRun) -> None:
     progress.stage_index += 1
     if progress.stage_index < len(run.config.stages):
         progress.step = 0
-        progress.evaluations = {key: progress.evaluations[key] for key in ("best",) if key in progress.evaluations}
+        progress.evaluations = _kept_best(run)
         save_checkpoint(stage)
+
+
+def _kept_best(run: Run) -> dict[str, Any]:
+    """What a new stage keeps of the evaluations of the one before: the best model's, marked where it was measured in
+    another way. Then the stage's first evaluation makes another best model."""
+    index, metric = run.progress.stage_index, run.config.evaluation.keep_best
+    best = run.progress.evaluations.get("best")
+    if best is None:
+        return {}
+    if best.get("comparable", True) and not measures_alike(run.fingerprint, index - 1, index, metric):
+        name = run.config.stages[index].name
+        run.console.say(f"stage '{name}' measures {metric} in another way, so its first evaluation begins best/ anew")
+        best = {**best, "comparable": False}
+    return {"best": best}

@@ -3,7 +3,6 @@
 The card is written from the run folder: the resolved recipe, and the evaluations of exactly these weights, with their
 intervals. It claims nothing that the run has not measured."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from lmgym.config.schema import Config
 from lmgym.config.yaml import write_yaml
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import read_json
 from lmgym.core.redacted import redacted
 from lmgym.logs.records import read_records
 from lmgym.models import export as files
@@ -41,11 +41,12 @@ def export(
     with `push` ("owner/name"), to the Hub as well. Returns a sentence that says where it is.
 
     Adapters are written in peft's format, or with `merge` added to the weights of their base; with `bf16` the weights
-    are rounded (models/bf16_files.py). Raises LmgymError before
-    anything is written: for a damaged checkpoint, a folder that is not empty, a repository that exists, no token.
+    are rounded (models/bf16_files.py). Raises LmgymError before anything is written: for a damaged model, a link in the
+    run, a folder that is not empty, a repository that exists, no token. The run's recipe is built, with its plug-ins.
 
     Example: export(Path("runs/quickstart"), Path("model"))"""
     run, source = _find(what)
+    files.check_source(source, run)
     config = load_config(run / "recipe.yaml", list(overrides))
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise LmgymError(f"--to: {to} exists and is not empty; name a new folder")
@@ -93,7 +94,7 @@ def model_card(config: Config, run: Path, source: Path, machine: Machine, adapte
     try:
         stage_name, step = _stage_and_step(run, source, config)
         results = [*_results(config, run, stage_name, step)]
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise LmgymError(
             f"{run}: metrics.jsonl or summary.json holds something else than a run writes ({type(error).__name__}: "
             f"{error}); put them back"
@@ -117,7 +118,8 @@ def _is_reward_model(source: Path, config: Config) -> bool:
     if config.stages[-1].algorithm.requirements.makes_policy:
         return False
     if not (source / "state.json").is_file():  # final/ or best/, whose form says it
-        return "lmgym" in json.loads((source / "config.json").read_text(encoding="utf-8"))
+        config_file = source / "config.json"
+        return config_file.is_file() and "lmgym" in read_json(config_file)
     return bool(checkpoint.read_state(source)["stage"] == len(config.stages) - 1)
 
 
@@ -143,7 +145,7 @@ def _stage_and_step(run: Path, source: Path, config: Config) -> tuple[str, int]:
         state = checkpoint.read_state(source)
         return config.stages[state["stage"]].name, state["step"]
     summary = run / "summary.json"
-    progress = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
+    progress = read_json(summary) if summary.is_file() else {}
     if source.name == "best":
         latest, _ = checkpoint.newest(run / "checkpoints")
         progress = checkpoint.read_state(latest)["progress"] if latest else progress

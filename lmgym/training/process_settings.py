@@ -27,22 +27,28 @@ VARIABLES = (  # of the environment: which kernels the libraries of products cho
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """CPU threads, the type of new tensors, the precision of fp32 products, and what relative paths begin at.
+    """CPU threads, the type of new tensors and their device, whether gradients are kept, the precision of fp32
+    products, and what relative paths begin at.
     Example: settings = ProcessSettings.now(); ...; settings.hold(console)"""
 
     threads: int
     dtype: torch.dtype
+    device: torch.device
+    gradients: bool
     products: str
     directory: str = field(compare=False)
 
     def __str__(self) -> str:
-        return f"{self.threads} threads, default type {self.dtype}, float32_matmul_precision {self.products}"
+        kept = "on" if self.gradients else "off"
+        tensors = f"default type {self.dtype}, default device {self.device}, gradients {kept}"
+        return f"{self.threads} threads, {tensors}, float32_matmul_precision {self.products}"
 
     @staticmethod
     def now() -> "ProcessSettings":
         """As they are."""
-        torchs = (torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision())
-        return ProcessSettings(*torchs, os.getcwd())
+        tensors = (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled())
+        products = torch.get_float32_matmul_precision()
+        return ProcessSettings(torch.get_num_threads(), *tensors, products, os.getcwd())
 
     def hold(self, console: Console) -> None:
         """Set them again if somebody has changed them, and say so."""
@@ -56,6 +62,9 @@ class ProcessSettings:
             return
         torch.set_num_threads(self.threads)
         torch.set_default_dtype(self.dtype)
+        if found.device != self.device:
+            torch.set_default_device(None if self.device.type == "cpu" else self.device)
+        torch.set_grad_enabled(self.gradients)
         torch.set_float32_matmul_precision(self.products)
         console.warn(
             f"some code has changed torch's settings from {self} to {found}; they are set back, but what was computed "
@@ -72,6 +81,11 @@ def check_process() -> None:
         raise LmgymError(
             f"torch's default type is {kind}, and lmgym keeps weights in float32; call "
             "torch.set_default_dtype(torch.float32) first (policy.compute is the precision of forward passes)"
+        )
+    if (device := torch.get_default_device()).type != "cpu":
+        raise LmgymError(
+            f"torch's default device is {device}, where batches would be made too; call torch.set_default_device(None) "
+            "first (policy.device is where the model goes)"
         )
 
 

@@ -16,6 +16,7 @@ runs/NAME/
     plot.png"""
 
 import fcntl
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,7 @@ from lmgym.logs.traces.folder import TraceFolder
 from lmgym.logs.writer import Writer, disk_errors, make_folder
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
+from lmgym.rewards.running.pooled import fresh_worker
 from lmgym.training.callbacks import Callbacks
 from lmgym.training.process_settings import ProcessSettings
 from lmgym.training.sampler_gap import GapLimits
@@ -116,7 +118,7 @@ class Run:
         self.engine_version = self.progress.version  # it was opened with the policy as it is now
 
     def __enter__(self) -> "Run":
-        for opened in (self.console, self.lock, self.writer, stop_signals(self)):
+        for opened in (self.console, self.lock, self.writer, stop_signals(self), fresh_worker()):
             if opened is not None:
                 self._opened.enter_context(opened)
         self._opened.callback(self.engine.close)
@@ -134,6 +136,23 @@ class Run:
     def ranks(self) -> Ranks:
         """The processes that train this run together."""
         return self.policy.ranks
+
+    def check_in_place(self) -> None:
+        """Raise LmgymError if the run folder was moved, replaced or deleted since the run has begun: what is written
+        next would begin a second folder, without recipe and records, or go into another run's."""
+        if self.lock is None:
+            return
+        try:
+            same = os.path.samestat(os.fstat(self.lock.fileno()), os.stat(self.folder / ".lock"))
+        except (FileNotFoundError, NotADirectoryError):
+            same = False
+        except OSError:  # a network file system that is away for a moment: who writes there says so
+            return
+        if not same:
+            raise LmgymError(
+                f"{self.shown} was moved, replaced or deleted while its run trained, so the run ends here; "
+                "`lmgym train` with the folder where it is now goes on from its newest checkpoint"
+            )
 
     def renew_engine(self) -> None:
         """Give the engine the newest weights, if it has older ones. All ranks call this together, before answers are

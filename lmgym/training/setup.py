@@ -2,6 +2,7 @@
 
 `start` sets up a run; eval, generate, compare and check take the same steps, as far as they need them."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
@@ -61,6 +62,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
     the folder is made. Of several `ranks` each loads all of it; the first one alone prints and writes.
     Example: with start(load_config("quickstart", ["out=runs/mine"])) as run: ..."""
     check_process()
+    config = copy.copy(config)
+    config.stages = [copy.copy(stage) for stage in config.stages]  # they get their steps; the caller's do not
     console = (console or Console()) if ranks.first else Console(quiet=True)
     if not waiting.IN_TIME:
         console.say(waiting.TORCH_CAME_FIRST)

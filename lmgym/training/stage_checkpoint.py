@@ -20,8 +20,10 @@ from lmgym.training.stage import StageRun
 @doing("saving a checkpoint")
 def save_checkpoint(stage: StageRun) -> None:
     """Write a checkpoint of the run as it is now and delete the oldest. Only the first rank writes; all take part, as
-    each may hold a part of the weights."""
+    each may hold a part of the weights. Raises LmgymError if the run folder is not where it was."""
     run, progress = stage.run, stage.run.progress
+    run.check_in_place()
+    run.settings.hold(run.console)  # callbacks may have changed them
     begun = progress.step > 0  # else the next stage begins, with its own optimizer and algorithm
     stage.source.settle()
     policy = copies.gathered(run.policy)

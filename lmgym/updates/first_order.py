@@ -10,9 +10,11 @@ from torch import Tensor
 from lmgym.algorithms.base import Algorithm, Terms
 from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core import seeds
+from lmgym.core.errors import LmgymError
 from lmgym.core.progress import counted
 from lmgym.core.registry import register
 from lmgym.functional.reductions import Reduction, Totals, tokens_of_episode, totals, weights
+from lmgym.updates.checks import checked_batch, checked_loss, checked_rows, refuse_taken
 from lmgym.updates.optimizer import Optimizer
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
 from lmgym.updates.pushes import pushes
@@ -34,7 +36,7 @@ def first_order(
     stop early, that step and all after it are left out."""
     records = []
     for index, minibatch in enumerate(minibatches_of(batch, algorithm.epochs, algorithm.minibatches)):
-        minibatch = algorithm.before_minibatch(minibatch)
+        minibatch = checked_batch(algorithm, "before_minibatch", algorithm.before_minibatch(minibatch))
         records.append(optimizer_step(algorithm, policy, minibatch, optimizer, index == 0, watcher))
         if "gradient_norm" not in records[-1]:
             break
@@ -80,7 +82,7 @@ def optimizer_step(
     # What each token weighs follows from the whole minibatch.
     total = totals(batch.actions, batch.episode)
     episode_tokens = tokens_of_episode(batch.actions, batch.episode)
-    active = algorithm.active(batch)
+    active = checked_rows(algorithm, batch, algorithm.active(batch))
     # Gradients and sums of metrics add up, micro-batch by micro-batch, over the rows that can contribute.
     optimizer.zero_grad()
     sums: dict[str, Tensor] = {}
@@ -122,7 +124,7 @@ def _micro_batch(
         return {name: (weigh(reduction) * term).sum() for name, (term, reduction) in terms.items()}
 
     def compute_losses(batch: Batch, new: PolicyOutputs) -> dict[str, Tensor]:
-        return add_up(algorithm.loss(batch, new)[0])
+        return add_up(checked_loss(algorithm, batch, algorithm.loss(batch, new))[0])
 
     # Forward. If the loss's gradient by the log-probabilities is known beforehand, the head's backward is cheaper.
     required = algorithm.requirements
@@ -138,21 +140,27 @@ def _micro_batch(
     if first:
         batch = batch.replace(logprobs_old=new.logprobs.detach())
     # Backward.
-    terms, metrics = algorithm.loss(batch, new)
+    terms, metrics = checked_loss(algorithm, batch, algorithm.loss(batch, new))
     losses = add_up(terms)
+    loss = torch.stack(list(losses.values())).sum()
+    if not loss.requires_grad:
+        raise LmgymError(
+            f"{type(algorithm).__name__}.loss does not depend on what the policy says now; use `new` in it"
+        )
     if watcher is not None and numbers is not None and watcher.wants(numbers):
         watcher.show(numbers, _token_columns(batch, new, terms, {**metrics, **pushes(losses, new.logprobs)}, weigh))
-    torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]
     # Sums for the metrics, over this micro-batch's tokens.
     with torch.no_grad():
-        sums = {name: (value.detach() * batch.actions).sum().to(wide) for name, value in metrics.items()}
-        sums["tokens"] = batch.actions.sum().to(wide)
+        sums = {"tokens": batch.actions.sum().to(wide)}
         if new.entropy is not None:
             sums["entropy"] = new.entropy.detach().sum().to(wide)
         if first and batch.logprobs_sampler is not None:
             gap = (new.logprobs.detach() - batch.logprobs_sampler).abs() * batch.actions
             sums["sampler_logprob_gap"] = gap.sum().to(wide)
-    return sums | {f"loss/{name}": loss.detach() for name, loss in losses.items()}
+        sums |= {f"loss/{name}": loss.detach() for name, loss in losses.items()}
+        refuse_taken(algorithm, metrics, sums, "its driver")
+        return sums | {name: (value.detach() * batch.actions).sum().to(wide) for name, value in metrics.items()}
 
 
 def _token_columns(

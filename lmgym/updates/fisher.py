@@ -54,14 +54,14 @@ class FisherProduct:
         own = [self.parameters[index] for index in self.head_indices]
         own_tangents, own_products = [tangents[index] for index in self.head_indices], filled([None] * len(own), own)
         moved, pulled = trunk.push(tangents), torch.zeros_like(trunk.output)
-        for chunk in torch.split(torch.arange(len(row), device=pulled.device), self.policy.head_chunk):
-            with torch.enable_grad():
+        with torch.enable_grad(), self.policy.twice_differentiable():
+            for chunk in torch.split(torch.arange(len(row), device=pulled.device), self.policy.head_chunk):
                 hidden = trunk.output[chunk].detach().requires_grad_()
                 logits = self.policy.action_logits(states._replace(hidden=hidden), part, row[chunk], column[chunk])
                 head = Linearised(logits, [hidden, *own])
-            changes = fisher_of_softmax(logits.detach(), head.push([moved[chunk], *own_tangents]))
-            pulled[chunk], *products = head.pull(changes)
-            own_products = [total + product for total, product in zip(own_products, products, strict=True)]
+                changes = fisher_of_softmax(logits.detach(), head.push([moved[chunk], *own_tangents]))
+                pulled[chunk], *products = head.pull(changes)
+                own_products = [total + product for total, product in zip(own_products, products, strict=True)]
         result = trunk.pull(pulled)
         for index, product in zip(self.head_indices, own_products, strict=True):  # tied to an embedding: both count
             result[index] = result[index] + product

@@ -15,6 +15,7 @@ from lmgym.functional.advantages import deviation, explained_variance
 from lmgym.functional.reductions import masked_mean
 from lmgym.functional.spans import match_spans
 from lmgym.pictures.ids import FIRST
+from lmgym.updates.checks import checked_batch
 from lmgym.updates.protocols import FrozenPolicy, TopTeacher, TrainablePolicy
 
 
@@ -24,12 +25,14 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
 
     `copies` are the frozen models that it requires, by name: "reference", "teacher". `logprobs_old` costs a forward
     pass and is needed only if a batch serves more than one optimizer step: on the first step the old policy is the new
-    one. The values and the sums over distributions come from the same pass.
+    one. The values and the sums over distributions come from the same pass. Raises LmgymError for a model that `copies`
+    lacks, and for what the algorithm returns that is no batch.
 
     Example: prepare(collate(episodes), policy, {}, GRPO())"""
     required = algorithm.requirements
     _check_ids(batch, policy.vocabulary)
-    batch = algorithm.before_scoring(batch.replace(vocabulary=policy.vocabulary))
+    scored = algorithm.before_scoring(batch.replace(vocabulary=policy.vocabulary))
+    batch = checked_batch(algorithm, "before_scoring", scored)
     values = required.values and required.makes_policy  # a reward model's own scores are not a baseline
     sums: dict[str, Any] = {"sums": required.distribution_sums} if required.distribution_sums else {}
     if algorithm.optimizer_steps > 1 or required.old_logprobs or values or sums:
@@ -42,16 +45,29 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
             sum_names=required.distribution_sums,
         )
     if required.reference:
-        batch = batch.replace(logprobs_ref=copies["reference"].compute_logprobs_no_grad(batch).logprobs)
+        batch = batch.replace(
+            logprobs_ref=_copy(copies, "reference", algorithm).compute_logprobs_no_grad(batch).logprobs
+        )
     if required.teacher and required.divergence is None:
         read = batch if batch.hinted is None else batch.hinted  # the prompts that the teacher reads
-        taught = copies["teacher"].compute_logprobs_no_grad(read).logprobs
+        taught = _copy(copies, "teacher", algorithm).compute_logprobs_no_grad(read).logprobs
         if read is not batch:
             taught = taught.new_zeros(batch.actions.shape).masked_scatter_(batch.actions, taught[read.actions])
         batch = batch.replace(logprobs_teacher=taught)
     if required.served_teacher is not None:
         batch = _with_teacher_top(batch, copies.get("teacher"))
-    return algorithm.advantages(batch)
+    return checked_batch(algorithm, "advantages", algorithm.advantages(batch))
+
+
+def _copy(copies: Mapping[str, FrozenPolicy], name: str, algorithm: Algorithm) -> FrozenPolicy:
+    """The frozen model of this name. Raises LmgymError if there is none."""
+    if name not in copies:
+        how = {"reference": "lmgym.models.copies.frozen(policy), made before the first update"}
+        raise LmgymError(
+            f"{type(algorithm).__name__} needs a frozen model, and `prepare` was given no '{name}'; give it as its "
+            f"third argument {{'{name}': model}}, such as {how.get(name, 'load_policy(PolicySection(model=...))')}"
+        )
+    return copies[name]
 
 
 def _with_teacher_top(batch: Batch, teacher: FrozenPolicy | None) -> Batch:

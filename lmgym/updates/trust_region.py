@@ -18,6 +18,7 @@ from lmgym.core.progress import counted
 from lmgym.core.registry import register
 from lmgym.functional.losses import ValueClip, log_ratio, value_loss
 from lmgym.functional.trust_region import categorical_kl, conjugate_gradient, step_size
+from lmgym.updates.checks import checked_rows
 from lmgym.updates.first_order import minibatches_of
 from lmgym.updates.fisher import FisherProduct, Vector, filled, joined, split
 from lmgym.updates.optimizer import Optimizer
@@ -57,7 +58,7 @@ def trust_region(
     if not isinstance(algorithm, TrustRegionFields):
         name = type(algorithm).__name__
         raise LmgymError(f"the driver trust_region reads TRPO's fields, and {name} has none; let it extend TRPO")
-    batch = batch[algorithm.active(batch)]
+    batch = batch[checked_rows(algorithm, batch, algorithm.active(batch))]
     return policy_step(algorithm, policy, batch, watcher) | critic_steps(algorithm, policy, batch, optimizer)
 
 

@@ -7,6 +7,7 @@ from lmgym.algorithms.base import Algorithm
 from lmgym.batch import Batch
 from lmgym.core import registry
 from lmgym.core.progress import doing
+from lmgym.updates.checks import checked_numbers, refuse_taken
 from lmgym.updates.optimizer import Optimizer
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
 
@@ -24,8 +25,8 @@ def update(
     """Change the policy by one prepared batch; returns the metrics of the driver and of the algorithm.
 
     `batch` is what `prepare` returned. The `watcher` is shown numbers per token, if the driver has a parameter of this
-    name. Raises LmgymError if there is no driver of the name `algorithm.driver`, or if the gradient is not finite (the
-    policy is then as it was).
+    name. Raises LmgymError if there is no driver of the name `algorithm.driver`, if a method of the algorithm returns
+    what it should not (checks.py), or if the gradient is not finite (the policy is then as it was).
 
     Example: a driver of your own, for every algorithm with `driver = "mine"`:
         >>> @register("driver", "mine")
@@ -35,4 +36,6 @@ def update(
     driver: Driver = registry.get("driver", algorithm.driver)
     watched = watcher is not None and "watcher" in inspect.signature(driver).parameters
     metrics = driver(algorithm, policy, batch, optimizer, **({"watcher": watcher} if watched else {}))
-    return {**metrics, **algorithm.metrics(batch)}
+    own = checked_numbers(algorithm, "metrics", algorithm.metrics(batch))
+    refuse_taken(algorithm, own, metrics, "its driver")
+    return {**metrics, **own}

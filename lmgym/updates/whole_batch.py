@@ -10,6 +10,7 @@ from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.progress import counted
 from lmgym.functional.reductions import masked_mean
+from lmgym.updates.checks import checked_batch_loss
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
 from lmgym.updates.pushes import pushes
 
@@ -39,10 +40,10 @@ def whole_batch_gradient(
     columns["last_values"] = outputs.last_values
     leaves = {name: column.detach().requires_grad_() for name, column in columns.items() if column is not None}
     # 2. The loss, and its derivative by each number; every rank finds the same.
-    losses, metrics = algorithm.batch_loss(batch, PolicyOutputs(**leaves))
+    losses, metrics = checked_batch_loss(algorithm, algorithm.batch_loss(batch, PolicyOutputs(**leaves)))
     if watcher is not None and watcher.wants(batch.require("row")):
         watcher.show(batch.require("row"), shown | pushes(losses, leaves["logprobs"]))
-    total = torch.stack([loss.double() for loss in losses.values()]).sum()
+    total = torch.stack([loss.double().reshape(()) for loss in losses.values()]).sum()
     gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if total.requires_grad else ()
     derivatives = {name: column for name, column in zip(leaves, gradients, strict=False) if column is not None}
     # 3. The second pass, over the rows that have any.

@@ -60,5 +60,11 @@ def calls(texts: list[str], examples: list[Example]) -> list[float]:
     return [float(number) for number in (len(_calls), os.getpid(), "torch" in sys.modules)][: len(texts)]
 
 
+def counts(texts: list[str], examples: list[Example]) -> list[float]:
+    """How often it was called."""
+    _calls.append(1)
+    return [float(len(_calls)) for _ in texts]
+
+
 _calls: list[int] = []
 checksum.takes_episodes = True  # type: ignore[attr-defined]

@@ -265,6 +265,9 @@ def test_pass_at_k(done: Path, tmp_path: Path, capsys: Capture) -> None:
     for k in (1, 2, 4, 8):
         own, other = mean_interval(pass_at_k_each(right, k), shares=True), tree["metrics"][f"regex/pass@{k}"]
         assert other["low"] <= other["mean"] <= other["high"] and own.low <= other["high"] and other["low"] <= own.high
+    best = json.loads(said(capsys, "eval", done, "--samples", 2, "--json", "evaluation.best_of=length"))
+    assert "regex/best@2" in best["metrics"] and best["overrides"] == ["evaluation.best_of=length"]
+    assert "samples is 1; raise it" in complaint(capsys, "eval", done, "--samples", 1, "evaluation.best_of=length")
     assert "8 equal answers" in complaint(capsys, "eval", done, "--samples", 8, "evaluation.temperature=0")
     assert "--samples is 0" in complaint(capsys, "eval", done, "--samples", 0)
 

@@ -53,6 +53,7 @@ class Raises(Callback):
             "text": {"a": "b"},
             "nan": {"a": float("nan")},
             "list": [1],
+            "number": {3: 1.0},
         }
         return answers.get(self.where)
 
@@ -107,6 +108,7 @@ def test_a_run_with_callbacks_is_the_run_without_them_and_resumes(tmp_path: Path
         ("text", "'a' raised|'a' is a str; return a number"),
         ("nan", "'a' is nan; return a finite number"),
         ("list", "on_step returned a list"),
+        ("number", "a number's name is 3; make it a text"),
     ],
 )
 def test_one_that_fails_is_named(where: str, said: str, tmp_path: Path) -> None:

@@ -56,6 +56,36 @@ class WritesIntoItsBatch(GRPO):
 
 
 @dataclass(kw_only=True)
+class WritesIntoTheScores(GRPO):
+    def advantages(self, batch: Batch) -> Batch:
+        batch.score.clamp_(0.0, 0.3)
+        return super().advantages(batch)
+
+
+@dataclass(kw_only=True)
+class DividesByNothing(GRPO):
+    where: str = "loss"
+
+    def advantages(self, batch: Batch) -> Batch:
+        zero = batch.score - batch.score
+        return (
+            batch.replace(advantages=batch.per_token(zero / zero))
+            if self.where == "advantages"
+            else super().advantages(batch)
+        )
+
+    def loss(self, batch: Batch, new: PolicyOutputs) -> Any:
+        zero = new.logprobs - new.logprobs
+        return {"policy": (-batch.advantages * zero / zero, "token")}, {}
+
+
+@dataclass(kw_only=True)
+class ForgetsItsParents(GRPO):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(kw_only=True)
 class KeepsATensor(Reinforce):
     def state_dict(self) -> dict[str, Any]:
         return {"mean": torch.zeros(2)}
@@ -79,6 +109,10 @@ class ForgetsItsState(Reinforce):
         (LooksAtItsMicroBatch(group_size=4), "computed row by row differs"),
         (LooksAtThePadding(group_size=4), "differs"),
         (WritesIntoItsBatch(group_size=4), "writes into the column 'rewards'"),
+        (WritesIntoTheScores(group_size=4), "writes into the column 'score'"),
+        (DividesByNothing(group_size=4), "the loss has a gradient that is not finite"),
+        (DividesByNothing(group_size=4, where="advantages"), r"\.advantages gives advantages that are not finite"),
+        (ForgetsItsParents(group_size=4), r"does not take what state_dict returned .* super\(\)\.state_dict"),
         (KeepsATensor(), "state_dict\\(\\) is no plain JSON"),
         (ForgetsItsState(), "does not take over"),
     ],
@@ -87,6 +121,35 @@ class ForgetsItsState(Reinforce):
 def test_it_finds_what_breaks_the_contract(algorithm: Algorithm, said: str) -> None:
     with pytest.raises(LmgymError, match=said):
         check_algorithm(algorithm)
+
+
+@dataclass(kw_only=True)
+class OneForEachRow(Reinforce):
+    """Advantages, a term and a metric with one number for each row."""
+
+    def advantages(self, batch: Batch) -> Batch:
+        return batch.replace(advantages=(batch.score - batch.score.mean())[:, None])
+
+    def loss(self, batch: Batch, new: PolicyOutputs) -> Any:
+        weight = batch.require("advantages").sum(1)
+        mean = (new.logprobs * batch.actions).sum(1) / batch.actions.sum(1)
+        return {"policy": (-(weight * mean)[:, None], "sequence")}, {"mean": mean[:, None]}
+
+
+@dataclass(kw_only=True)
+class TellsWhatItSaw(Reinforce):
+    def before_minibatch(self, batch: Batch) -> Batch:
+        self.seen = len(batch)
+        return batch
+
+    def metrics(self, batch: Batch) -> dict[str, float]:
+        return {"seen": self.seen}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [OneForEachRow(), TellsWhatItSaw()], ids=lambda value: type(value).__name__)
+def test_it_passes_what_keeps_the_contract(algorithm: Algorithm) -> None:
+    assert "keeps its contract" in check_algorithm(algorithm)
 
 
 # Losses over the whole batch

@@ -5,6 +5,7 @@ That it has nothing to say of good runs is tested where they are trained: tests/
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from lmgym.cli.main import main
-from lmgym.config.build import build_config
+from lmgym.config.build import build_config, dump
 from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.ranks import Ranks
@@ -470,6 +471,17 @@ def test_what_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "seed-0" / "metrics.jsonl").write_text("")
     (tmp_path / "seed-0" / "rollouts.jsonl").write_text('{"kind": "train", "stage": 0, "step": 3, "group": 0}\n')
     assert "an answer of stage 1, step 4 is not as lmgym" in complaint(capsys, "doctor", tmp_path / "seed-0")
+
+
+@pytest.mark.timeout(60)  # it hung for ever
+def test_a_hostile_machine_is_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe.yaml").write_text(dump(build_config(runs.tiny())))
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "stage": 0, "step": 0, "reward": 0.5}\n')
+    (tmp_path / "machine.json").write_text("[" * 200_000)
+    assert command("doctor", tmp_path) == 0
+    (tmp_path / "machine.json").unlink()
+    os.mkfifo(tmp_path / "machine.json")
+    assert command("doctor", tmp_path) == 0
 
 
 def test_lines_fit_a_narrow_terminal(failed: Path) -> None:

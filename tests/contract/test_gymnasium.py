@@ -462,6 +462,14 @@ def test_info_and_possible_actions_are_shown() -> None:
         Gymnasium(id="Corridor-v0", show="{goals}").reset(GAME, seed=0)
 
 
+@pytest.mark.parametrize("name", ["Pendulum-v1", "MountainCarContinuous-v0"])
+def test_actions_that_cannot_be_listed_are_not_shown_as_none(name: str) -> None:
+    with pytest.raises(
+        LmgymError, match=r"env.show: the actions of Box\(.*\) cannot be listed, only those of a Discrete"
+    ):
+        Gymnasium(id=name, show="{observation}Possible: {actions}").reset(GAME, seed=0)
+
+
 def test_a_row_says_how_an_episode_begins() -> None:
     env = Gymnasium(id="Corridor-v0", options={"start": "{place}", "goal": 9})
     assert env.reset(Example("a/0", "?", meta={"place": 5}), seed=0)[-1]["content"].strip() == "5"

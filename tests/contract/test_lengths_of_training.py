@@ -14,8 +14,10 @@ from lmgym.cli.main import main
 from lmgym.config.build import build_config, dump, load_config
 from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
+from lmgym.logs.console import Console
 from lmgym.logs.records import read_records
 from lmgym.tasks.base import load_task
+from lmgym.training.loop import train
 from lmgym.training.setup import load_data
 from lmgym.updates.optimizer import OptimizerSection
 from tests import runs
@@ -104,6 +106,23 @@ def test_epochs_become_steps_and_a_run_goes_on(tmp_path: Path) -> None:
     records = list(read_records(tmp_path / "run" / "metrics.jsonl"))
     assert [record["kind"] for record in records] == ["train"] * 3  # and no evaluation
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["after"]["results"] == {}
+
+
+def test_a_callers_config_keeps_its_epochs(tmp_path: Path) -> None:
+    """So that it may be changed and trained again."""
+    config = build_config(runs.tiny(out=str(tmp_path / "run"), prompts_per_step=32, steps=None, epochs=0.5))
+    config.evaluation.examples = 0
+    train(config, Console(quiet=True))
+    assert config.stages[0].epochs == 0.5
+    assert load_config(tmp_path / "run" / "recipe.yaml").stages[0].steps == 1
+
+
+def test_a_run_of_epochs_that_has_ended_does_not_read_its_data_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmgym.experiments.sweep.training_examples", lambda *given: pytest.fail("read again"))
+    changes = {"prompts_per_step": 32, "steps": None, "epochs": 0.5, "evaluation": None}
+    assert main(["train", str(runs.write(tmp_path / "recipe.yaml", **changes)), f"out={tmp_path / 'run'}"]) == 0
 
 
 @pytest.mark.parametrize("key", ["keep_best", "final_split"])

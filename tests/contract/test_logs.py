@@ -394,15 +394,31 @@ def test_a_warning_is_printed_once_and_counted() -> None:
 def test_an_evaluation_prints_its_intervals_and_feeds_the_line() -> None:
     screen = io.StringIO()
     with Console(screen) as console:
-        answer, words = Interval(0.609, 0.566, 0.651, 512), Interval(61.5, 60.0, 63.0, 512)
-        console.evaluation(20, {"final_answer": answer, "words": words}, "test")
+        answer, words = Interval(0.609, 0.566, 0.651, 170), Interval(61.5, 60.0, 63.0, 512)
+        console.evaluation(20, {"final_answer": answer, "words": words}, 512, "test")
         console.step(RECORD, 0, 1)
-        console.evaluation(21, {})
-        console.evaluation(22, {f"m{n}": words for n in range(9)})
+        console.evaluation(21, {}, 512)
+        console.evaluation(22, {f"m{n}": words for n in range(9)}, 512)
     first, second, third = screen.getvalue().splitlines()
     assert "m5 61.500" in third and "m6" not in third and third.endswith("  and 3 more")
     assert first.endswith(": final_answer 0.609 [0.566, 0.651]  words 61.500 [60.000, 63.000]")
     assert "after 20 steps (512 prompts, test)" in first and "accuracy 0.609" in second
+
+
+def test_an_evaluation_counts_the_prompts_that_no_reward_was_for_too(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    adding = {"unit": "characters", "target": 6, "where": {"operation": "add"}}
+    rewards = {"length": adding, "regex": {"pattern": "[0-9]"}}
+    folder = runs.run(tmp_path / "run", Console(screen), rewards=rewards, steps=1)
+    assert "evaluation after 0 steps (8 prompts, test): length " in screen.getvalue()
+    assert json.loads((folder / "summary.json").read_text())["before"]["results"]["length"]["count"] < 8
+
+
+def test_a_run_cannot_be_steered_by_a_reward_that_no_held_out_prompt_is_for(tmp_path: Path) -> None:
+    metrics = {"words": {"where": {"operation": "none"}}}
+    said = r"^evaluation\.keep_best is 'words', and this reward \(tasks, where\) is for none of the held-out prompts$"
+    with pytest.raises(LmgymError, match=said):
+        runs.run(tmp_path / "run", evaluation={"examples": 4, "keep_best": "words", "metrics": metrics}, steps=1)
 
 
 def test_the_table_says_what_has_changed() -> None:

@@ -494,12 +494,18 @@ def test_a_reward_may_be_for_some_tasks() -> None:
             episode.score += reward.weight * value
             if episode.example.meta["task"] not in reward.tasks:
                 assert value == 0.0
-    found = measured(groups, rewards) | by_task(groups, rewards)
-    assert found["words"] == [[2.0], [2.0]]  # of the topics alone
-    assert len(found["final_answer"]) == len(found["reward/arithmetic"]) == 4 and len(found["reward/topics"]) == 2
-    assert found["reward/arithmetic"] == found["final_answer"] and found["reward/topics"] == [[0.0], [0.0]]
+    found = measured(groups, rewards) | by_task(groups)
+    kept = {name: [own for own in numbers if own] for name, numbers in found.items()}
+    assert kept["words"] == [[2.0], [2.0]]  # of the topics alone
+    assert [bool(own) for own in found["words"]] == [group[0].example.meta["task"] == "topics" for group in groups]
+    assert len(kept["final_answer"]) == len(found["reward/arithmetic"]) == 4 and len(found["reward/topics"]) == 2
+    assert found["reward/arithmetic"] == kept["final_answer"] and found["reward/topics"] == [[0.0], [0.0]]
+    assert all(len(found[name]) == len(groups) for name in ("reward", "words", "final_answer"))  # prompt by prompt
+    groups[0][0].reward_components["final_answer"] = None
+    lacking = measured(groups, rewards)["unjudged/final_answer"]
+    assert [own for own in lacking if own] == [[1.0], [0.0], [0.0], [0.0]] and len(lacking) == len(groups)
     plain = [[Episode(Example("a/0", "?", ("1",)), 0, 0, [Turn([], [1], text="1")], reward_components={"words": 1.0})]]
-    assert by_task(plain, build_rewards({"words": 1.0})) == {}
+    assert by_task(plain) == {}
     for tasks, group, sentence in (
         (["topic"], groups[0], r"key 'rewards.words.tasks': the mixture has no task 'topic'; did you mean 'topics'"),
         (["topics"], plain[0], r"key 'rewards.words.tasks': example 'a/0' is from no mixture of tasks"),

@@ -16,7 +16,7 @@ from lmgym.core.builtins import BUILTIN
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.base import Reward, call_reward
 from lmgym.rewards.building import build_rewards
-from lmgym.rewards.running.pooled import packed, unlimited_reason, unpacked
+from lmgym.rewards.running.pooled import fresh_worker, packed, unlimited_reason, unpacked
 from lmgym.types import Episode, Example, Turn
 from tests import runs
 from tests.contract import odd_rewards
@@ -140,6 +140,24 @@ def test_a_reward_of_a_plugin_file_goes_to_a_worker(tmp_path: Path) -> None:
     )
     registry.load_plugin(str(plugin))
     assert call_reward(build_rewards({"pooled_plugin": 1.0})[0], episodes("a")) != [os.getpid()]
+
+
+def test_a_run_finds_nothing_that_an_earlier_one_has_left_in_the_worker(tmp_path: Path) -> None:
+    """Two runs of one seed are equal, in one process too: this reward counts its calls."""
+    changes: dict[str, Any] = {"rewards": {f"{HERE}:counts": 1.0}, "steps": 2, "prompts_per_step": 1}
+    changes["evaluation"] = {"every": 0, "examples": 1}
+    told = [runs.records(runs.run(tmp_path / name, **changes) / "metrics.jsonl") for name in ("one", "two")]
+    assert [[record["reward"] for record in records] for records in told] == [[1.0, 2.0, 3.0, 4.0]] * 2
+
+
+def test_workers_are_shared_by_runs_side_by_side() -> None:
+    with fresh_worker():
+        [first] = call_reward(odd("counts"), episodes("a"))
+        with fresh_worker():
+            assert call_reward(odd("counts"), episodes("a")) == [2.0] and first == 1.0
+        assert call_reward(odd("counts"), episodes("a")) == [3.0]
+    with fresh_worker():
+        assert call_reward(odd("counts"), episodes("a")) == [1.0]
 
 
 def test_what_must_stay_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,26 @@ def put_back() -> Any:
     yield
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
+    torch.set_default_device(None)  # type: ignore[arg-type]
+    torch.set_grad_enabled(True)
 
 
 def meddles(texts: list[str], examples: list[Example]) -> list[float]:
     """A reward that changes the number of threads for the whole process."""
     torch.set_num_threads(2)
     return [float(len(text)) for text in texts]
+
+
+def switches_off(texts: list[str], examples: list[Example]) -> list[float]:
+    """A reward that switches gradients off, and sets another default device."""
+    torch.set_grad_enabled(False)
+    torch.set_default_device("meta")
+    return [float(len(text)) for text in texts]
+
+
+def elsewhere() -> Any:
+    torch.set_default_device("meta")
+    return nullcontext()
 
 
 def with_default(dtype: torch.dtype) -> Callable[[], Any]:
@@ -44,6 +58,7 @@ def with_default(dtype: torch.dtype) -> Callable[[], Any]:
         (torch.no_grad, "gradients are switched off"),
         (torch.inference_mode, "gradients are switched off"),
         (with_default(torch.float64), "torch's default type is float64"),
+        (elsewhere, "torch's default device is meta"),
     ],
 )
 def test_what_nothing_can_be_trained_in_is_refused(around: Callable[[], Any], said: str, tmp_path: Path) -> None:
@@ -58,6 +73,15 @@ def test_settings_that_user_code_changes_are_set_back_and_said(tmp_path: Path) -
     runs.run(tmp_path / "run", console, **changes)
     [said] = {text for text in console.warned if "torch's settings" in text}
     assert "from 1 threads" in said and "to 2 threads" in said
+
+
+def test_gradients_and_device_that_user_code_changes_are_set_back(tmp_path: Path) -> None:
+    console = Sayings()
+    rewards = {"tests.contract.test_process_state:switches_off": {"pool": False}}
+    folder = runs.run(tmp_path / "run", console, **SHORT | {"rewards": rewards})
+    assert (folder / "summary.json").is_file()
+    [said] = {text for text in console.warned if "torch's settings" in text}
+    assert "device cpu, gradients on" in said and "device meta, gradients off" in said
 
 
 def test_other_settings_at_a_resume_are_said_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

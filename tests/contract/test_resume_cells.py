@@ -41,20 +41,18 @@ def world(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(pristine)
     yield folder
-    forget_plugins()
-    for name in [name for name in sys.modules if name.startswith("cells_")]:
-        del sys.modules[name]
+    forget_modules()
 
 
-def forget_plugins() -> None:
+def forget_modules() -> None:
     """As in a new process."""
-    for name in [name for name in sys.modules if name.startswith(registry.PLUGIN_FILE)]:
+    for name in [name for name in sys.modules if name.startswith((registry.PLUGIN_FILE, "cells_"))]:
         del sys.modules[name]
     registry._registered["reward"].pop("cells_plugin", None)
 
 
 def stands_on(recipe: dict[str, Any], elsewhere: dict[str, Any]) -> fingerprint.Fingerprint:
-    forget_plugins()
+    forget_modules()
     config = build_config(recipe)
     found = fingerprint.of_recipe(config, load_data(config))
     found |= {part: {**names, **elsewhere.get(part, {})} for part, names in ELSEWHERE.items()}

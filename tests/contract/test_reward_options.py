@@ -60,6 +60,19 @@ def test_a_reward_may_judge_twice_under_a_name_of_its_own() -> None:
 def test_a_name_that_evaluations_use_themselves_is_refused() -> None:
     with pytest.raises(LmgymError, match="evaluations report something else as 'truncated'"):
         build_rewards({"truncated": {"reward": "length", "target": 4}})
+    for name in ("length/mean", "step", "kind", "split", "count", "reward/low", "unjudged/mine", "environment/mine"):
+        with pytest.raises(LmgymError, match=rf"^key 'rewards\.{name}': evaluations report something else as"):
+            build_rewards({name: {"reward": "length", "target": 4}})
+
+
+def test_a_reward_is_paid_once() -> None:
+    [episode] = scored = [Episode(Example("a/0", "?"), 0, 0, [Turn([1], [2], text="one two")])]
+    apply_rewards(scored, build_rewards({"words": 1.0}))
+    with pytest.raises(LmgymError, match="reward 'words' has judged some of these episodes before, and would be paid"):
+        apply_rewards(scored, build_rewards({"regex": {"pattern": "[0-9]"}, "words": 1.0}))
+    assert episode.score == 2.0 and "regex" not in episode.reward_components
+    apply_rewards(scored, build_rewards({"short": {"reward": "words", "weight": 0.5}}))  # another one is added
+    assert episode.score == 3.0
 
 
 def test_a_metric_does_not_take_the_place_of_a_reward() -> None:

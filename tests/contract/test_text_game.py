@@ -87,6 +87,10 @@ def test_it_keeps_the_contract() -> None:
         ({"environment": "json:dumps"}, "has no method reset"),
         ({"answer": "("}, "is no regular expression"),
         ({"answer": "x"}, "has 0 groups; it needs one"),
+        ({"actions": {"h": 1, "Left": 2, "H": 3}}, "'h' and 'H' differ in upper and lower case alone"),
+        ({"actions": {"up||up": 1}}, r"no answer can mean 'up\|\|up'; .* does not hold the separator \('\|\|'"),
+        ({"actions": {"": 1}}, "no answer can mean ''"),
+        ({"actions": {" up": 1}}, "no answer can mean ' up'"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], said: str) -> None:

@@ -45,7 +45,8 @@ class Notebook(Sink):
     def write(self, scalars: dict[str, float], step: int) -> None:
         if self.broken:
             raise ConnectionError("the tracker is away\nand more")
-        self.seen.append((step, scalars))
+        self.seen.append((step, {**scalars}))
+        scalars.clear()  # they are its own
 
     def answers(self, name: str, rows: Sequence[Row], step: int) -> None:
         self.seen.append((step, name, rows))
@@ -84,6 +85,15 @@ def test_sinks_get_scalars_keyed_by_kind_over_steps_of_all_stages(tmp_path: Path
         (7, {"train/reward": 1.0}),
     ]
     assert books[0].start == 2 and books[0].closed
+
+
+def test_what_a_sink_does_to_its_numbers_is_its_own(
+    tmp_path: Path, books: list[Notebook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._registered["sink"], "other", registry.get("sink", "notebook"))
+    with Writer(tmp_path, sinks=["notebook", "other"]) as writer:
+        writer.metrics(train(0, 0, reward=0.5))
+    assert [book.seen for book in books] == [[(0, {"train/reward": 0.5})]] * 2
 
 
 def test_a_sink_that_fails_is_dropped_with_one_warning(tmp_path: Path, books: list[Notebook]) -> None:

@@ -270,8 +270,10 @@ def test_an_answer_without_a_judged_baseline_takes_no_part() -> None:
 @pytest.mark.parametrize("reward", [True, False])
 def test_an_answer_whose_environment_failed_takes_no_part(reward: bool) -> None:
     """Its score of 0 is nobody's judgement: it makes no group one whose scores differ, and is no best answer."""
+    said = [Turn([1], [2])]
     groups = [
-        [Episode(Example("x", "?"), n, 2 * n, score=1.0), Episode(Example("x", "?"), n, 2 * n + 1)] for n in (0, 1)
+        [Episode(Example("x", "?"), n, 2 * n, said, score=1.0), Episode(Example("x", "?"), n, 2 * n + 1, said)]
+        for n in (0, 1)
     ]
     groups[0][1].error = "step() took longer than 60 s"
     assert usable_groups(groups, Requirements(reward=reward)) == [groups[0][:1], groups[1]]
@@ -280,7 +282,7 @@ def test_an_answer_whose_environment_failed_takes_no_part(reward: bool) -> None:
         refuse_unjudged(failed, 0)
     dapo = GRPO(group_size=2, dynamic_sampling=True)
     assert dapo.select(usable_groups(groups, dapo.requirements), 2) == ([groups[1]], True)
-    worse = [Episode(Example("x", "?"), 0, n, score=-1.0 - n) for n in range(3)]
+    worse = [Episode(Example("x", "?"), 0, n, said, score=-1.0 - n) for n in range(3)]
     worse[2].error, worse[2].score = "it fell over", 0.0
     raft = RAFT(group_size=3, keep=1)
     assert raft.select(usable_groups([worse], raft.requirements), 1)[0] == [[worse[0]]]

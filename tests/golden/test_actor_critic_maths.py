@@ -170,6 +170,9 @@ def test_values_that_do_not_differ_become_zero(unbiased: bool, inside_root: bool
         (tensor([3.0, 3.0]), torch.tensor([False, False])),
     ):
         assert advantages.whiten(values, mask, True, unbiased, 1e-8, inside_root).tolist() == [0, 0]
+    for value, count in ((-0.1, 640), (0.7, 256), (-3.3, 640), (0.1, 128), (-0.7, 50)):  # whose fp32 mean is another
+        equal = torch.full((count,), value)
+        assert not advantages.whiten(equal, equal < 9, True, unbiased, 1e-8, inside_root).any()
 
 
 @pytest.mark.parametrize("case", SB3["explained_variance"])

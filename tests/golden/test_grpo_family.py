@@ -520,9 +520,19 @@ def test_case_1_the_controllers(kl_in: Any) -> None:
         plain = Regularised(kl_coefficient=before, kl_in="loss", kl_estimator="k3")
         expected = plain.regularising_terms(prepared, PolicyOutputs(prepared.logprobs_old), "token")["kl"][0]
         assert grpo.beta != before and torch.equal(terms["kl"][0], expected)
-    other = GRPO(kl_coefficient=0.5, kl_target=1.0)
-    other.load_state_dict(json.loads(json.dumps(grpo.state_dict())))
-    assert other.beta == grpo.beta != 0.1
+    state = json.loads(json.dumps(grpo.state_dict()))
+    older = {"beta": grpo.beta}  # as checkpoints of older versions have it
+    for own, kept, expected in (
+        (GRPO(kl_coefficient=0.1, kl_target=1.0), state, grpo.beta),
+        (GRPO(kl_coefficient=0.1, kl_target=1.0), older, grpo.beta),
+        # What another recipe says of beta, it says: no resume is allowed that, and `lmgym what-if` asks it.
+        (GRPO(kl_coefficient=0.5, kl_target=1.0), state, 0.5),
+        (GRPO(kl_coefficient=0.5), state, 0.5),
+        (GRPO(kl_coefficient=0.5), older, 0.5),
+        (GRPO(kl_coefficient=0.5, kl_target=1.0), {"beta": 0.0}, 0.5),
+    ):
+        own.load_state_dict(kept)
+        assert own.beta == own.step_beta == expected != grpo.kl_coefficient
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
-from lmgym.training.loop import mark_selected
+from lmgym.training.loop import mark_selected, selection
 from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 from tests.family import grpo
@@ -415,3 +415,32 @@ def test_a_threshold_that_nothing_reaches_is_an_error(tmp_path: Path) -> None:
 def test_the_public_names() -> None:
     for name, algorithm in (("raft", RAFT), ("distill", Distill), ("replay", Replay)):
         assert registry.get("algorithm", name) is algorithm is getattr(lmgym, algorithm.__name__)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        (lambda groups: None, "returned a NoneType that is no pair"),
+        (lambda groups: groups, "returned a list that is no pair"),
+        (lambda groups: (groups[0], False), "returned a tuple that is no pair"),  # episodes, not groups
+        (lambda groups: (groups * 2, False), "returned an episode twice"),
+    ],
+)
+def test_what_select_should_not_return_is_refused(chosen: Any, said: str) -> None:
+    groups = [group_of(MIXED, number) for number in range(3)]
+    with pytest.raises(LmgymError, match=rf"Chooses\.select {said}"):
+        selection(Chooses(group_size=2, chosen=chosen), groups, 3)
+
+
+def test_the_groups_that_select_returns_may_be_a_generator() -> None:
+    groups = [group_of(MIXED, number) for number in range(3)]
+    algorithm = Chooses(group_size=2, chosen=lambda groups: ((group for group in groups), False))
+    assert selection(algorithm, groups, 3) == (groups, False)
+
+
+@dataclass(kw_only=True)
+class Chooses(Replay):
+    chosen: Any = None
+
+    def select(self, groups: Any, wanted: int) -> Any:
+        return self.chosen(groups)

@@ -170,6 +170,15 @@ def test_an_engine_that_cannot_mix_says_so(tmp_path: Path, monkeypatch: pytest.M
         runs.run(tmp_path / "run", algorithm={"name": "nash_md"}, steps=1)
 
 
+@pytest.mark.parametrize("engine", [{"unit": 2}, {"name": "pool"}])
+def test_an_engine_that_cannot_mix_is_refused_before_anything_is_sampled(
+    engine: dict[str, object], tmp_path: Path
+) -> None:
+    with pytest.raises(LmgymError, match=f"^engine.{next(iter(engine))}.* cannot sample from a mixture of two models"):
+        runs.run(tmp_path / "run", algorithm={"name": "nash_md"}, engine=engine, steps=1)
+    assert not (tmp_path / "run").exists()
+
+
 def test_xpo_takes_one_answer() -> None:
     with pytest.raises(LmgymError, match="a pair of xpo has one answer of the policy"):
         XPO(group_size=2)

@@ -209,7 +209,7 @@ def judged(server: Server, *texts: str, **arguments: Any) -> list[float | Failur
     return endpoint_rubric(list(texts), [EXAMPLE] * len(texts), **{**quick, "criteria": ["Right?"], **arguments})
 
 
-@pytest.mark.filterwarnings("ignore:.*gives no logprobs")
+@pytest.mark.filterwarnings("ignore:.*logprobs")
 @pytest.mark.parametrize(
     ("text", "logprobs", "p"),
     [
@@ -260,6 +260,21 @@ def test_a_server_that_refuses_logprobs_is_asked_without_and_that_is_said_once(
         assert judged(server, "24") == [1.0]
         assert judged(server, "25", "26", concurrency=1) == [1.0, 1.0]
     assert len(told) == 1 and ["logprobs" in body for _, _, body in server.requests] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("tokens", [["Yes."], ["Y", "es"]])
+def test_a_word_that_is_no_token_of_its_own_is_said_as_that(
+    serve: Callable[..., Server],  # noqa: F811
+    tokens: list[str],
+) -> None:
+    logprobs = {"content": [{"token": one, "logprob": -0.1, "top_logprobs": []} for one in tokens]}
+    server = serve(lambda number, body: replied("".join(tokens), logprobs))
+    said = (
+        "the logprobs of 'judge' at .* have no usable token that is Yes or No alone, so what .*; ask for this one word"
+    )
+    with pytest.warns(UserWarning, match=said) as told:
+        assert judged(server, "24", "25") == [1.0, 1.0]
+    assert len(told) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*gives no logprobs")

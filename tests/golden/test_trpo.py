@@ -7,6 +7,7 @@ expected outer product of scores: sum over y of p(y) grad log p(y) grad log p(y)
 import copy
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from lmgym.algorithms.trpo import TRPO
 from lmgym.batch import Batch, collate
+from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
 from lmgym.functional import truncation
 from lmgym.models import lora
@@ -35,7 +37,7 @@ from lmgym.updates.trust_region import (
     surrogate_gradient,
     trust_region,
 )
-from tests import models
+from tests import models, runs
 
 WORDS = 19
 STOP = (2, 5)
@@ -417,3 +419,22 @@ def test_a_copy_takes_the_names_that_a_subclass_inherits_and_no_other() -> None:
     assert policy.but(teacher=policy, compute=torch.float32).teacher is policy and policy.teacher is None
     with pytest.raises(TypeError, match=r"^a policy has no taecher$"):
         policy.but(taecher=policy)
+
+
+def test_a_run_with_products_of_onednn_takes_its_steps(tmp_path: Path) -> None:
+    """Products that can be differentiated once are set aside for the Fisher matrix, the head's too."""
+    changes: dict[str, Any] = {"algorithm": {"name": "trpo"}, "steps": 2, "rewards": {"length": {"target": 3}}}
+    plain = runs.run(tmp_path / "plain", **changes)
+    other = runs.run(tmp_path / "other", **changes, policy=runs.TINY["policy"] | {"products": "onednn"})
+    [usual, own] = [
+        [record for record in runs.records(folder / "metrics.jsonl") if record["kind"] == "train"]
+        for folder in (plain, other)
+    ]
+    assert [one["gradient_norm"] for one in own] == pytest.approx([one["gradient_norm"] for one in usual], rel=1e-3)
+    assert all("trpo/residual" in one for one in own)
+
+
+def test_exact_parity_is_refused() -> None:
+    """Its products can be differentiated once."""
+    with pytest.raises(LmgymError, match=r"policy\.parity: exact does not serve stage 'train', whose trpo"):
+        build_config(runs.tiny(algorithm={"name": "trpo"}, policy=runs.TINY["policy"] | {"parity": "exact"}))

@@ -4,6 +4,7 @@ Compared are the bytes of the last checkpoint (parameters, moments, algorithm, e
 rollouts.jsonl and summary.json, and metrics.jsonl but for what a clock wrote.
 """
 
+import json
 import shutil
 import signal
 from collections.abc import Mapping
@@ -167,6 +168,32 @@ def test_a_run_of_two_stages_resumes_anywhere(step: int, tmp_path: Path) -> None
     runs.run(parts, **changes)
     assert_equal_runs(whole, parts)
     assert (whole / "best/model.safetensors").read_bytes() == (parts / "best/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("weight, metric", [(1.0, "reward"), (0.001, "reward"), (0.001, "words")])
+def test_the_best_model_of_a_stage_with_other_rewards_begins_anew(
+    weight: float, metric: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rewards of another size cannot be compared: with a thousandth of the weight no later model could be the best. A
+    reward's own metric is the one before its weight."""
+    stages = [
+        {"name": "one", "rewards": {"words": {"weight": 1.0}}, "steps": 1},
+        {"name": "two", "rewards": {"words": {"weight": weight}}, "steps": 1},
+    ]
+    folder = runs.run(
+        tmp_path / "run",
+        Console(),
+        stages=stages,
+        rewards=None,
+        steps=None,
+        evaluation={"every": 1, "examples": 4, "keep_best": metric},
+    )
+    best = json.loads((folder / "summary.json").read_text())["best"]
+    said = "in another way, so its first evaluation begins best/ anew" in " ".join("".join(capsys.readouterr()).split())
+    if weight == 1.0 or metric == "words":
+        assert not said
+    else:
+        assert said and best["stage"] == "two" and (folder / "best/model.safetensors").is_file()
 
 
 @pytest.mark.slow

@@ -149,6 +149,9 @@ def test_a_resumed_run_has_the_same_prompts(tmp_path: Path) -> None:
         ({"curriculum": {"hopeless": 1.0}}, "every prompt would rest"),
         ({"curriculum": {}, "algorithm": "reinforce"}, "a solve rate needs several answers"),
         ({"curriculum": {}, "algorithm": "supervised"}, "nothing is sampled here"),
+        ({"curriculum": {"reward": "regexp"}}, "there is no reward 'regexp'; did you mean 'regex'?"),
+        ({"curriculum": {}, "rewards": {"regex": {"pattern": ".", "normalise": True}}},
+         r"rewards\.regex\.normalise moves it from step to step; name the reward that says it in curriculum\.reward"),
         ({"shuffle": False, "priority_scale": 1.0}, "shuffle is false, and priority_scale"),
         (
             {"curriculum": {}, "engine": {"name": "pool", "ahead": 1},

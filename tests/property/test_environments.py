@@ -380,6 +380,20 @@ def test_what_a_rollout_cannot_use_is_named() -> None:
         opening_of(Forks(), long * 2)
 
 
+@pytest.mark.parametrize("stop", ["END", [3], 3, ("",)])
+def test_a_stop_is_a_collection_of_texts(stop: Any) -> None:
+    """The letters of one text would each end a turn."""
+    env = Forks()
+    env.stop = stop  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"the environment's stop is .*; make it a tuple of texts"):
+        opening_of(env, "Guess.")
+    env.stop = None  # type: ignore[attr-defined]
+    assert opening_of(env, "Guess.").stop == ()
+    for texts in (["END"], iter(["END"])):
+        env.stop = texts  # type: ignore[attr-defined]
+        assert opening_of(env, "Guess.").stop == ("END",)
+
+
 def test_a_file_may_be_a_plugin_and_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "from lmgym.core.registry import register\n@register('env', 'twice_named')\nclass Game: ...\n"
     (tmp_path / "twice_named_game.py").write_text(text)

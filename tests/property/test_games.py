@@ -2,13 +2,16 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmgym.algorithms.requirements import Requirements
 from lmgym.batch import collate
 from lmgym.core.errors import LmgymError
 from lmgym.envs.base import Step
@@ -16,15 +19,21 @@ from lmgym.envs.check import check_env
 from lmgym.envs.conversation import Conversation
 from lmgym.envs.env_processes import EnvProcesses
 from lmgym.envs.games import LINES, GuessNumber, TicTacToe
+from lmgym.envs.pettingzoo import PettingZoo
 from lmgym.envs.vector import InProcess
 from lmgym.inference.base import Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.builtin import number_tokenizer
 from lmgym.models.policy import Policy
 from lmgym.rollouts.actor import Actor
+from lmgym.rollouts.evaluate import evaluate, measured
+from lmgym.rollouts.play import Draw, played_by_all, who_moved
 from lmgym.rollouts.rollout import collect, demonstrate, groups_of
 from lmgym.text.chat import decode
-from lmgym.types import Episode, Example
+from lmgym.training.beside import one_answer
+from lmgym.training.loop import mark_selected
+from lmgym.training.unjudged import refuse_unjudged, usable_groups
+from lmgym.types import Episode, Example, Turn
 from tests import models, runs
 
 NUMBERS = number_tokenizer()
@@ -59,6 +68,14 @@ def played(envs: Any, opponent: Actor | None = None, games: int = 12) -> list[Ep
     actor = Actor(actor.engine, NUMBERS, opponent=opponent)
     prompts = [(place // 2, Example(f"game/{place // 2}", "a game")) for place in range(games)]
     return collect(prompts, actor, Sampling(max_new_tokens=1), (0, "games"), envs)
+
+
+class Zeros(Policy):
+    """A policy that says 0, which is no move."""
+
+    def head(self, hidden: Any, narrow: bool = False) -> Any:
+        logits = super().head(hidden, narrow)
+        return logits.fill_(-1e9).index_fill(-1, logits.new_tensor([3]).long(), 0.0)
 
 
 def against(opponent: str) -> InProcess:
@@ -159,6 +176,59 @@ def test_what_the_other_side_says_does_not_train(opponent: str) -> None:
         assert [e.turns for e in same] != [e.turns for e in episodes]
 
 
+@pytest.mark.parametrize("opponent", ["self", "current"])
+def test_a_player_who_never_moved_is_no_answer_of_an_evaluation(opponent: str) -> None:
+    """Each first move is none, so each game is over then. The groups keep their places, since models are compared by
+    them."""
+    actor = Actor(Sampler(Zeros(policy().model, NUMBERS), 8), NUMBERS)
+    games = [Example(f"game/{place}", "a game") for place in range(12)]
+    found = evaluate(games, actor, Sampling(max_new_tokens=1), [], against(opponent))
+    moved = who_moved(found.episodes)
+    assert len(found.episodes) == (24 if opponent == "self" else 12) > len(moved) > 0
+    for name, mean in {"reward": -1.0, "length/mean": 1.0}.items():
+        assert (found.results[name].mean, found.results[name].count) == (mean, len(moved))
+    assert [len(own) for own in measured(groups_of(found.episodes), [])["reward"]] == [
+        len(one.turns) for one in found.episodes
+    ]
+
+
+def test_a_player_who_never_moved_is_no_answer_of_a_step(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"task": None, "rewards": {}, "steps": 1, "logs": {"rollouts": "all"}}
+    changes |= {"algorithm": {"name": "grpo", "group_size": 2}, "sampling": {"max_new_tokens": 1}}
+    run = runs.run(tmp_path / "run", env={"name": "tic_tac_toe", "style": "numbers"}, prompts_per_step=8, **changes)
+    [record] = (one for one in runs.records(run / "metrics.jsonl") if one["kind"] == "train")
+    played = runs.records(run / "rollouts.jsonl")
+    assert all(answer["turns"] for answer in played)
+    answers = [answer for answer in played if answer["kind"] == "train"]
+    assert record["answers"] == len(answers) < 32
+    assert record["reward"] == pytest.approx(sum(answer["score"] for answer in answers) / len(answers))
+
+
+def test_a_game_that_was_over_before_a_move_is_no_baseline() -> None:
+    actor = Actor(Sampler(Zeros(policy().model, NUMBERS), 8), NUMBERS)
+    prompts = [(place, Example(f"game/{place}", "a game")) for place in range(12)]
+    draw = Draw(prompts, (0, "games"), actor, Sampling(max_new_tokens=1), against("current"))
+    episodes = played_by_all(draw)
+    answers = one_answer(episodes, replace(draw, key=(0, "greedy")), {})
+    assert [one.baseline for one in episodes] == [-1.0 if answer.turns else None for answer in answers]
+    assert {one.baseline for one in episodes} == {-1.0, None}
+
+
+def test_an_answer_that_is_brought_back_is_in_no_group_of_the_step() -> None:
+    """Groups of games have no numbers in a row: some players have never moved, and a later draw begins anew."""
+    groups = [[Episode(GAME, group, 0, [Turn([1], [4])])] for group in (0, 2, 3)]
+    brought = Episode(GAME, 0, 0, [Turn([1], [4])])
+    assert [one.group for one in mark_selected(groups, [*groups, [brought]])] == [0, 2, 3, 4]
+
+
+def test_games_without_a_move_of_the_side_that_trains() -> None:
+    idle = Episode(GAME, 0, 0)
+    with pytest.raises(LmgymError, match="step 3: each of its 2 games was over before the side that trains had a move"):
+        refuse_unjudged([[idle], [idle]], 2)
+    moved, failed = Episode(GAME, 0, 1, [Turn([1], [4])]), Episode(GAME, 0, 2, error="down")
+    assert usable_groups([[idle, moved, failed], [idle]], Requirements(reward=False)) == [[moved]]
+
+
 def test_demonstrators_play_whole_games() -> None:
     prompts = [(place, Example(f"game/{place}", "a game")) for place in range(40)]
     episodes = demonstrate(prompts, player(), (0, "games"), against("self"))
@@ -193,6 +263,34 @@ class Unfair:
 def test_players_that_there_are_not(step: Step, problem: str) -> None:
     with pytest.raises(LmgymError, match=problem):
         played(InProcess(lambda: Unfair(step)), games=1)
+
+
+class Pairs:
+    """A game in PettingZoo's form with actions of two numbers, whose info has entries of names that `show` knows."""
+
+    def __init__(self, **info: Any) -> None:
+        self.possible_agents, self.agent_selection = ["a", "b"], "a"
+        self.info = {"observation": "their own", "player": "someone", **info}
+
+    def action_space(self, name: str) -> Any:
+        return spaces.MultiDiscrete([2, 2])
+
+    def observation_space(self, name: str) -> Any:
+        return spaces.Discrete(9)
+
+    def reset(self, seed: int) -> None:
+        self.agents = [*self.possible_agents]
+
+    def last(self) -> Any:
+        return 3, 0, False, False, self.info
+
+
+def test_entries_of_the_info_do_not_hide_what_is_shown() -> None:
+    game: dict[str, Any] = {"id": "tests.property.test_games:Pairs", "show": "{player}|{observation}|{actions}"}
+    with pytest.raises(LmgymError, match=r"env.show: the actions of MultiDiscrete\(.*\) cannot be listed"):
+        PettingZoo(**game).reset(GAME, seed=0)
+    listed = PettingZoo(**game, arguments={"actions": "two numbers"})
+    assert listed.reset(GAME, seed=0)[-1]["content"] == "a|3\n|two numbers"
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -75,6 +75,14 @@ def test_messages_are_those_that_the_model_wrote() -> None:
         Tree().messages(request)
 
 
+def test_a_programs_own_message_stays_as_it_wrote_it() -> None:
+    """Though the model has once written the same, with a stop string behind it."""
+    tree = Tree()
+    tree.record(ASKED, Said("assistant", "7"), "7\nEND")
+    example = ChatRequest((Said("user", "1+6="), Said("assistant", "7"), *ASKED.messages))
+    assert [message["content"] for message in tree.messages(example)] == ["1+6=", "7", "2+2="]
+
+
 def test_calls_of_an_example_are_written_as_the_system_message_says() -> None:
     calls = (("a", "add", '{"b":2, "a":1}'), ("b", "add", "{}"))
     request = ChatRequest((Said("assistant", "So:", calls), Said("tool", "3", call="a"), *ASKED.messages), (TOOL,))

@@ -1,5 +1,6 @@
 """Text to ids and back: what the template writes, what the policy sampled, and nothing tokenized twice."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from lmgym.envs.base import Step
 from lmgym.envs.single_turn import SingleTurn
 from lmgym.inference.base import Completion, Request, Sampling
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
-from lmgym.text.chat import answer_ids, decode, plain_text, prompt_ids
+from lmgym.text.chat import answer_ids, appended_ids, decode, plain_text, prompt_ids
+from lmgym.text.left_out import left_out
 from lmgym.text.template import merge_roles
 from lmgym.types import Episode, Example, Message
 from tests import models
@@ -327,3 +329,38 @@ def test_a_template_that_refuses_everything_is_named() -> None:
     tokenizer.chat_template = "{{ raise_exception('never') }}"
     with pytest.raises(LmgymError, match=r"refuses the messages \(user\): never"):
         prompt_ids(tokenizer, "a")
+
+
+KNOWS = (
+    "{% for message in messages %}{% if message.role in ROLES %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        (["user", "assistant", "system"], "leaves out messages of the role 'tool', .*; write env.tool_role: user, or"),
+        (["user", "assistant", "tool"], "leaves out messages of the role 'system', .*; put their text into the user's"),
+        (["user", "assistant", "system", "tool"], ""),
+    ],
+)
+def test_a_template_that_leaves_out_a_role_is_told_of(
+    roles: list[str], said: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    tokenizer = chat_tokenizer(KNOWS.replace("ROLES", str(roles)))
+    asked = [{"role": "system", "content": "Look it up."}, {"role": "user", "content": "price?"}]
+    result = [{"role": "tool", "name": "search", "content": "45"}]
+    shown = decode(tokenizer, prompt_ids(tokenizer, asked))
+    shown += decode(tokenizer, appended_ids(tokenizer, asked, result, tokenizer.eos_token_id, None, True))
+    assert ("Look it up." in shown, "45" in shown) == ("system" in roles, "tool" in roles)
+    [*told] = (str(warning.message) for warning in recwarn)
+    assert len(told) == bool(said) and all(re.search(said, sentence) for sentence in told)
+
+
+def test_a_system_message_behind_the_first_message_is_told_of() -> None:
+    first = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
+    tokenizer = chat_tokenizer(first + KNOWS.replace("ROLES", "['user', 'assistant']"))
+    system, user = ({"role": role, "content": role} for role in ("system", "user"))
+    assert left_out(tokenizer, [system, user], None) == ""
+    assert "of the role 'system' behind the first one, so" in left_out(tokenizer, [user, system], None)

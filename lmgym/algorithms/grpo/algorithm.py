@@ -108,7 +108,7 @@ class GRPO(GroupRelative):
         batch = batch.replace(logprobs_old=self.correction.denominator(batch))
         difference = losses.log_ratio(new.logprobs, batch.require("logprobs_old"))
         # The terms: policy, KL and entropy, drift.
-        policy, measured = self.surrogate.term(batch, new, difference)
+        policy, measured = self.surrogate.checked_term(batch, new, difference)
         terms: Terms = {"policy": (weight * policy, self._reduction)}
         terms |= self.regularising_terms(batch, new, self._reduction)
         if self.squared_log_ratio_coefficient:

@@ -41,6 +41,21 @@ class Surrogate(Part):
         `batch.logprobs_old` is what the correction compares with, the sampler's included."""
         raise NotImplementedError(f"{type(self).__name__} has no term()")
 
+    def checked_term(self, batch: Batch, new: PolicyOutputs, log_ratio: PerToken) -> TermAndMetrics:
+        """What `term` returns. Raises LmgymError for anything but a number for each token (or for all of a row, [N 1])
+        and metrics: one number for the whole batch would train too, with another gradient."""
+        returned, name = self.term(batch, new, log_ratio), f"{type(self).__name__}.term"
+        if not (isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+            raise LmgymError(
+                f"{name} returned a {type(returned).__name__}; return the term [N T] and a dictionary of metrics, {{}} "
+                "for none"
+            )
+        shapes = (batch.actions.shape, (len(batch.actions), 1))
+        if not isinstance(returned[0], Tensor) or returned[0].shape not in shapes:
+            shape = list(getattr(returned[0], "shape", ()))
+            raise LmgymError(f"{name} returned a term of shape {shape}, not one number for each token [N T]")
+        return returned[0], returned[1]
+
     def check(self, credit: str | None, tokens: str | None) -> None:
         """Raise LmgymError where it has one ratio for a row, and a credit or a choice of tokens (its name is given)
         makes the advantages of a row's tokens differ."""

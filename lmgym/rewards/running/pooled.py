@@ -4,8 +4,10 @@ A reward goes there if a fresh process can import it by its name, and if it gets
 whole call goes to one worker (reward_worker.py), so the numbers are those that the function returns here. The others
 stay in the training process, where an alarm stops only what lets itself be stopped (`unlimited_reason` says why)."""
 
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +29,7 @@ class NeedsTorch(BaseException):
 
 
 _warned: set[str] = set()  # names of rewards
+_entering, _inside = threading.Lock(), list[None]()  # an item for each body of `fresh_worker`
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,20 @@ def unlimited_reason(function: Callable[..., Any], arguments: Mapping[str, Any],
     except TypeError as error:
         return f"its arguments hold {error}"
     return ""
+
+
+@contextmanager
+def fresh_worker() -> Iterator[None]:
+    """In the body rewards find nothing in their worker that was left there before, so that two runs of one process are
+    as those of two. Bodies side by side, in threads, share the worker of the first of them."""
+    with _entering:
+        if not _inside:
+            shared(WORKER, 1).renew()
+        _inside.append(None)
+    try:
+        yield
+    finally:
+        _inside.pop()
 
 
 def start_early() -> None:

@@ -51,13 +51,15 @@ def save(
 ) -> Path:
     """Write one checkpoint below `folder` atomically; returns its path. `moments` are the optimizer's; `algorithm`,
     `state` (with "stage" and "step"), `fingerprint` and `parts` (by the name of their file; empty ones are left out)
-    are plain JSON. Raises LmgymError if the disk is full; earlier checkpoints are left as they were."""
+    are plain JSON. Raises LmgymError if the disk is full, and for an algorithm's state that is none; earlier
+    checkpoints are left as they were."""
     path = folder / _name(state["stage"], state["step"])
+    of_algorithm = _plain_json(algorithm)
 
     def write(hidden: Path) -> None:
         policy.save(hidden)
         save_file(dict(moments), hidden / MOMENTS)
-        (hidden / "algorithm.json").write_text(json.dumps(algorithm))
+        (hidden / "algorithm.json").write_text(of_algorithm)
         for name, part in (parts or {}).items():
             if part:
                 (hidden / f"{name}.json").write_text(json.dumps(part))
@@ -67,6 +69,17 @@ def save(
 
     write_folder(path, write)
     return path
+
+
+def _plain_json(algorithm: Mapping[str, Any]) -> str:
+    """What a user's algorithm returned as its state, as JSON."""
+    wanted = "return a dictionary of numbers, texts, lists and dictionaries"
+    if not isinstance(algorithm, Mapping):
+        raise LmgymError(f"the algorithm's state_dict() returned a {type(algorithm).__name__}; {wanted}")
+    try:
+        return json.dumps(algorithm)
+    except (TypeError, ValueError) as error:
+        raise LmgymError(f"the algorithm's state_dict() is no plain JSON ({error}); {wanted}") from error
 
 
 def save_model(path: Path, policy: Policy) -> None:

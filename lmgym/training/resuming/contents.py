@@ -103,7 +103,8 @@ def texts_of(tree: Any, where: str = "") -> Iterator[tuple[str, str]]:
 
 def code_of(modules: Iterable[ModuleType | None]) -> dict[str, str]:
     """The source files of modules, and of the user's own modules whose functions, classes or modules they name. Those
-    of lmgym, Python and installed packages are left out, unless they are among `modules` themselves."""
+    of lmgym, Python and installed packages are left out, unless they are among `modules` themselves. Raises LmgymError
+    for a file that has changed since this process loaded it."""
     found: dict[str, str] = {}
     waiting = [(module, True) for module in modules if module is not None]
     while waiting:
@@ -114,6 +115,7 @@ def code_of(modules: Iterable[ModuleType | None]) -> dict[str, str]:
         source = Path(file)
         if not source.is_file():
             continue
+        registry.check_unchanged(module)
         found[label] = f"code:{manifest.digest(source)}"
         if not hasattr(module, "__path__"):  # of a package, what else happens to be loaded is no part of it
             waiting += [(other, False) for value in vars(module).values() if (other := _module_of(value)) is not None]

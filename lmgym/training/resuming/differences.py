@@ -150,24 +150,41 @@ def _compare_measures(
     stops = [(rule.get("metric"), rule.get("mode")) for rule in early]
 
     def measures(metric: str | None) -> bool:
-        return bool(_measured(before, then, index, metric) == _measured(now, recipe, index, metric))
+        return bool(_measured(before["data"], then, index, metric) == _measured(now["data"], recipe, index, metric))
 
     found.other_best = found.other_contents or rules[0] != rules[1] or not measures(rules[1][0])
     found.other_early = found.other_contents or stops[0] != stops[1] or not measures(stops[1][0])
 
 
-def _measured(stands_on: Fingerprint, recipe: Mapping[str, Any], index: int, metric: str | None) -> Any:
+def measures_alike(standing: Fingerprint, before: int, after: int, metric: str | None) -> bool:
+    """Whether two stages of one run measure a metric of the evaluations alike, so that their numbers can be compared.
+
+    Example: measures_alike(run.fingerprint, 0, 1, "reward") -> False  # the second stage has other rewards"""
+    data, recipe = standing["data"], standing["recipe"]
+    return bool(_measured(data, recipe, before, metric) == _measured(data, recipe, after, metric))
+
+
+def _measured(held: Mapping[str, Any], recipe: Mapping[str, Any], index: int, metric: str | None) -> Any:
     """Everything in a recipe and its data that the number of a metric depends on."""
-    section, stage = recipe["evaluation"], recipe["stages"][index]
+    section, stage, last = recipe["evaluation"], recipe["stages"][index], recipe["stages"][-1]
     name = str(metric).split("/")[0]
-    rewards, metrics = stage.get("rewards") or {}, section.get("metrics") or {}
-    data = stands_on["data"]["held_out"].get(section.get("split"), {})
+    weighted = stage.get("rewards") or last.get("rewards") or {}  # as `held_out_rewards` takes them
+    rewards, metrics = {**(last.get("rewards") or {}), **weighted}, section.get("metrics") or {}
+    data = held["held_out"].get(section.get("split"), {})
     return [
         {key: value for key, value in section.items() if key not in NOT_MEASURING},
         {key: (stage.get("sampling") or {}).get(key) for key in DECODED},
-        rewards if name == "reward" else [rewards.get(name), metrics.get(name)],
+        section.get("env") or stage.get("env"),
+        weighted if name == "reward" else [_unweighted(sections.get(name)) for sections in (rewards, metrics)],
         [data.get(key) for key in ("examples", "sha256")],
     ]
+
+
+def _unweighted(section: Any) -> Any:
+    """A reward's section (or its weight alone) without the weight, which its own metric does not depend on."""
+    if isinstance(section, Mapping):
+        return {key: value for key, value in section.items() if key != "weight"}
+    return None if section is None else {}
 
 
 def _in_todays_words(recipe: dict[str, Any]) -> dict[str, Any]:
