@@ -99,7 +99,7 @@ def test_a_plugin_that_was_edited_since_is_refused(
     registry.load_plugin(named)
     registry.load_plugin(named)
     assert [*contents.code_of([sys.modules[module]])] == [f"code of {path.name if plugin == 'file' else name}"]
-    path.write_text("VALUE = 2\n")
+    path.write_text("VALUE = 1 + 1\n")  # of another length: within one second Python tells its caches apart by that
     for ask in (lambda: registry.load_plugin(named), lambda: contents.code_of([sys.modules[module]])):
         with pytest.raises(LmgymError, match=rf"{name}\.py has changed since this process loaded it, .* again"):
             ask()

@@ -183,7 +183,7 @@ COMMAND_LINES: dict[str, list[tuple[int, str]]] = {  # the exit status, and the 
     "doctor": [(0, "{sample}"), (0, "{sample}|--json"), (0, "{run}")],
     "what-if": [(0, "{run}"), (1, "{run}|--stage|no{hostile}"), (1, "{run}|{hostile}=1")],
     "serve": [(1, "{run}|--ignored|{hostile}"), (1, "{run}|--port|-1")],
-    "why": [(0, "{sample}"), (1, "{run}|--stage|no{hostile}"), (1, "{run}|--example|no{hostile}")],
+    "why": [(0, "{run}"), (1, "{sample}"), (1, "{run}|--stage|no{hostile}"), (1, "{run}|--example|no{hostile}")],
     "bisect": [(1, "{sample}"), (0, "{sample}|{run}"), (1, "{sample}|--metric|no{hostile}")],
     "plot": [(0, "{sample}|--metric|{hostile}|--out|{folder}/plot{name}.png"), (1, "{sample}|--metric|no{hostile}")],
     "view": [(0, "{sample}|--html|{folder}/page{name}.html")],
