@@ -10,7 +10,7 @@ from lmgym.batch import Batch, PolicyOutputs
 from lmgym.core.errors import LmgymError
 from lmgym.core.progress import counted
 from lmgym.functional.reductions import masked_mean
-from lmgym.updates.checks import checked_batch_loss
+from lmgym.updates.checks import checked_batch_loss, refuse_taken
 from lmgym.updates.protocols import TrainablePolicy, UpdateWatcher
 from lmgym.updates.pushes import pushes
 
@@ -55,7 +55,9 @@ def whole_batch_gradient(
         part = batch[numbers[rows]] if len(rows) else batch.idle()
         of_rows = {name: column[numbers[rows] if len(rows) else [0]] for name, column in derivatives.items()}
         _apply(policy, part, of_rows)
-    return {"rows/computed": float(moved.float().mean())} | _metrics(batch, outputs, losses, metrics, first)
+    own = {"rows/computed": float(moved.float().mean())} | _metrics(batch, outputs, losses, first)
+    refuse_taken(algorithm, metrics, own, "its driver")
+    return own | metrics
 
 
 def _apply(policy: TrainablePolicy, batch: Batch, derivatives: dict[str, Tensor]) -> None:
@@ -73,11 +75,9 @@ def _apply(policy: TrainablePolicy, batch: Batch, derivatives: dict[str, Tensor]
     torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _metrics(
-    batch: Batch, said: PolicyOutputs, losses: Mapping[str, Tensor], metrics: Mapping[str, float], first: bool
-) -> dict[str, float]:
+def _metrics(batch: Batch, said: PolicyOutputs, losses: Mapping[str, Tensor], first: bool) -> dict[str, float]:
     """The same names as of a loss by tokens."""
-    found = {f"loss/{name}": float(loss.detach()) for name, loss in losses.items()} | dict(metrics)
+    found = {f"loss/{name}": float(loss.detach()) for name, loss in losses.items()}
     if said.entropy is not None:
         found["entropy"] = float(masked_mean(said.entropy.detach(), batch.actions))
     if first and batch.logprobs_sampler is not None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.distill import Distill
 from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.grpo.group_relative import GroupRelative
@@ -110,7 +111,7 @@ class Returns(GroupRelative):
 
 class Whole(Returns):
     def batch_loss(self, batch: Batch, new: PolicyOutputs) -> Any:
-        raise NotImplementedError
+        return {"policy": term(batch, new).sum()}, {}
 
 
 def term(batch: Batch, new: PolicyOutputs) -> Any:
@@ -160,6 +161,12 @@ MISTAKES: list[tuple[type[Returns], str, Callable[..., Any], str]] = [
         "the loss 'policy' as a tensor .* return one",
     ),
     (Whole, "batch_loss", lambda own, b, n: ({"policy": 0.5}, {}), "the loss 'policy' as a float; return one number"),
+    (
+        Whole,
+        "batch_loss",
+        lambda own, b, n: ({"policy": term(b, n).sum()}, {"sampler_logprob_gap": 0.0}),
+        "metric 'sampler_logprob_gap', and its",
+    ),
 ]
 
 
@@ -225,7 +232,7 @@ def test_a_surrogate_returns_a_number_for_each_token_and_metrics(returned: Calla
         (Distill(teacher="builtin:tiny"), "^Distill needs a frozen model, .* no 'teacher'; .*load_policy"),
     ],
 )
-def test_a_frozen_model_that_nobody_gave_is_named(algorithm: Any, said: str) -> None:
+def test_a_frozen_model_that_nobody_gave_is_named(algorithm: Algorithm, said: str) -> None:
     with pytest.raises(LmgymError, match=said):
         updated(algorithm)
 
