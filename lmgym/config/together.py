@@ -121,7 +121,7 @@ def _check_curriculum(stage: Stage, where: str) -> None:
     """Raise LmgymError where nothing says whether an answer is right as the curriculum reads it."""
     assert stage.curriculum is not None
     name = stage.curriculum.reward
-    if name is not None and name.removesuffix("/raw") not in stage.rewards:
+    if name is not None and name not in stage.rewards:
         raise LmgymError(
             f"{where}curriculum.reward: there is no reward '{name}'; {registry.suggest(name, stage.rewards)}"
         )

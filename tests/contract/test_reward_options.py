@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,11 @@ from lmgym.rollouts.play import background_scoring
 from lmgym.rollouts.rollout import apply_rewards, collect
 from lmgym.training.setup import held_out_rewards
 from lmgym.types import Episode, Example, Turn
+from tests import runs
 
 HERE = "tests.contract.test_reward_options"
 ODD = "tests.contract.odd_rewards"
+MINE = {"reward": "length", "target": 4}
 
 
 def answered(*texts: str, prompt: Any = "2+2=", **meta: Any) -> list[Episode]:
@@ -63,6 +66,20 @@ def test_a_name_that_evaluations_use_themselves_is_refused() -> None:
     for name in ("length/mean", "step", "kind", "split", "count", "reward/low", "unjudged/mine", "environment/mine"):
         with pytest.raises(LmgymError, match=rf"^key 'rewards\.{name}': evaluations report something else as"):
             build_rewards({name: {"reward": "length", "target": 4}})
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "supervised", "reward_model", "process_reward_model"])
+def test_all_that_the_record_of_an_evaluation_holds_is_refused(algorithm: str, tmp_path: Path) -> None:
+    """A number that is reported from some day on, and not refused here, would be replaced by a reward of its name."""
+    given = {"task": runs.GIVEN[algorithm], "rewards": None} if algorithm in runs.GIVEN else {"rewards": {"mine": MINE}}
+    evaluation = {"every": 1, "examples": 4, "reference_nll": algorithm == "grpo"}
+    folder = runs.run(tmp_path / "run", algorithm=algorithm, steps=1, evaluation=evaluation, **given)
+    every = [record for record in runs.records(folder / "metrics.jsonl") if record["kind"] == "evaluation"]
+    names = {name for record in every for name in record if name.split("/")[0] != "mine"}
+    assert len(names) > 5
+    for name in names:
+        with pytest.raises(LmgymError, match="evaluations report something else as"):
+            build_rewards({name: MINE})
 
 
 def test_a_reward_is_paid_once() -> None:
