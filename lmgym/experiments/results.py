@@ -112,8 +112,8 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def seeds_table(members: Sequence[Member], summaries: Mapping[str, Any]) -> Table:
-    """One row per metric: before, after (mean over the seeds with its interval), and each seed; "-" where there is no
-    number, and in place of means of which a seed lacks one."""
+    """One row for each metric: its mean over the seeds before and after (with an interval), and each seed's number. A
+    "-" stands for a number that is missing, and for a mean if the metric of one of its seeds is missing."""
     every = _completed(members, summaries, "before", "after")
     befores, afters = every[: len(members)], every[len(members) :]
     seeds = [str(member.config.seed) for member in members]

@@ -342,7 +342,8 @@ PPO_OF_OPENRLHF = """python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or
 
 
 def of_verl(folder: Path, keys: str, script: str = PPO_OF_VERL) -> tuple[dict[str, Any], str]:
-    """The recipe of a script of verl, where A is the actor, and what is said about it; nothing stands in the way."""
+    """Convert a script of verl with these keys, where "A." is short for "actor_rollout_ref.actor.". Returns the recipe
+    as a tree, and its whole text with the comments. Nothing may be in the way of the conversion."""
     path = write(folder, "verl", script + keys.replace(" A.", " actor_rollout_ref.actor."))
     text, obstacles = converted("verl", path)
     assert obstacles == []
@@ -408,7 +409,7 @@ def test_estimators_of_verl(tmp_path: Path, keys: str, expected: dict[str, Any])
 
 
 def test_what_an_algorithm_has_no_key_for_is_said(tmp_path: Path) -> None:
-    """Also what stands in a section that it lacks, and switches."""
+    """Also the keys of a whole section that the algorithm does not have, and keys whose value is True."""
 
     def left_out(said: str) -> list[str]:
         return re.findall(r"- (\S+), line \d+: algorithm\.([a-z_.]+) is no key of this algorithm; left out", said)

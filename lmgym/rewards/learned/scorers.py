@@ -67,9 +67,7 @@ class Scorer:
 _loaded: dict[tuple[str | None, ...], Scorer] = {}
 
 
-def loads_early(
-    check: Callable[..., object] = lambda examples, **arguments: None,
-) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
+def loads_early(check: Callable[..., object]) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
     """Decorator: before training starts (base.check_examples) `check` gets the examples, and the reward is called
     without texts. That loads its model and looks up its arguments, so that no error comes in a step."""
 
