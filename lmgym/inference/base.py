@@ -86,9 +86,10 @@ class Sampling(Section):
 
     @property
     def fixed_length(self) -> bool:
-        """True if no answer can end before its limit (a move of one token, or min_new_tokens equal to max_new_tokens):
-        that it was cut off there then says nothing."""
-        return self.max_new_tokens == max(1, self.min_new_tokens)
+        """True if no answer can end before its limit (a move of one token, or min_new_tokens equal to max_new_tokens
+        and no stop string): that it was cut off there then says nothing. Stop strings of an environment are unknown
+        here."""
+        return self.max_new_tokens == 1 or (self.max_new_tokens == self.min_new_tokens and not self.stop)
 
     def kept_bytes(self, vocabulary: int) -> int:
         """Most bytes that the kept set of one sampled token takes: one bit per token of the vocabulary, or with top_k 4

@@ -66,12 +66,13 @@ class Drawing:
             self.answers.add_sets(requests, candidates)
             tokens, logprobs = draw_among(logits[0], candidates, temperature, uniform, self.policy.exact)
         # 3. Append, and tell the caller which answers are finished.
-        for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
+        drawn = tokens.tolist()
+        for request, token, logprob in zip(requests, drawn, logprobs.tolist(), strict=True):
             self.answers.add(request, token, logprob)
             if self.ended is not None and self.answers.stops[request] not in ("", PAUSED):
                 self.ended(request, self.answers.ids[request])
         progress.count(sum(map(bool, self.answers.stops)), len(self.answers.stops), "answers")
-        return tokens.tolist()
+        return drawn
 
     def _candidates(self, logits: Float[Tensor, "R V"]) -> truncation.Candidates:
         """The tokens that each row may draw: by top-k, top-p and min-p, or by the algorithm's restriction. `logits` are

@@ -104,15 +104,17 @@ def _mask(
     """The mask function of the probe: a causal mask that carries the rule it was asked for, if it is a known one."""
     mask = torch.ones(1, 1, q_length, q_length, dtype=torch.bool, device=device).tril()
     candidates = [Rule()] if local_size is None else [Rule(local_size), Rule(local_size, chunked=True)]
-    mask.lmgym_rule = next((rule for rule in candidates if _agrees(rule, mask_function)), None)  # type: ignore[attr-defined]
+    agreed = (rule for rule in candidates if _agrees(rule, mask_function, mask.device))
+    mask.lmgym_rule = next(agreed, None)  # type: ignore[attr-defined]
     return mask
 
 
-def _agrees(rule: Rule, mask_function: Any) -> bool:
+def _agrees(rule: Rule, mask_function: Any, device: torch.device) -> bool:
     """True if transformers' mask function says the same as the rule: at the first tokens, and around the multiples of
-    the window (of 4,096 tokens without one)."""
-    edge, zero = rule.window or 4096, torch.tensor(0)
-    places = torch.tensor(sorted({max(place + turn, 0) for place in (0, edge, 2 * edge) for turn in (-2, -1, 0, 1, 2)}))
+    the window (of 4,096 tokens without one). `device` is the model's; chunks' mask function has a tensor there."""
+    edge, zero = rule.window or 4096, torch.tensor(0, device=device)
+    around = {max(place + turn, 0) for place in (0, edge, 2 * edge) for turn in (-2, -1, 0, 1, 2)}
+    places = torch.tensor(sorted(around), device=device)
     query, key = torch.meshgrid(places, places, indexing="ij")
     try:
         said = mask_function(zero, zero, query, key)

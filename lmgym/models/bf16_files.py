@@ -27,7 +27,7 @@ def round_files(folder: Path, section: PolicySection, seed: int) -> str:
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise LmgymError(f"--bf16: {folder.name} holds no model.safetensors, so there are no weights to round")
-    base = {name: tensor.detach() for name, tensor in load_policy(section, seed).model.state_dict().items()}
+    base = {name: tensor.detach().cpu() for name, tensor in load_policy(section, seed).model.state_dict().items()}
     table, size, moved, kept, nearest = random_table(seeds.key(seed, "export")), 0, 0.0, 0.0, 0.0
     for path in files:
         tensors = load_file(path)

@@ -5,7 +5,9 @@ import math
 import os
 import platform
 import time
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -94,6 +96,14 @@ def enough_tokens(wanted: int | None, kind: str, adapters: bool) -> int | None:
     return 1024 if wanted is None and kind == "cpu" and adapters else None
 
 
+def head_rows(vocabulary: int, kind: str) -> int:
+    """Hidden states per LM-head call: about 2^24 logits, whatever the vocabulary. On a CUDA device four times as many:
+    for fewer rows it would spend its time on reading the head, and on starting kernels.
+
+    Example: head_rows(150_000, "cuda") -> 447"""
+    return min(max((2**26 if kind == "cuda" else 2**24) // vocabulary, 64), 8192)
+
+
 def expected_device(device: str, compute: str, parameters: int) -> tuple[str, int]:
     """The kind of a recipe's device, which this machine need not have, and the bytes per number in a forward pass."""
     kind = choose_device("auto").type if device == "auto" else device
@@ -103,9 +113,30 @@ def expected_device(device: str, compute: str, parameters: int) -> tuple[str, in
 
 
 def memory_here(kind: str) -> int | None:
-    """Bytes of memory of this machine's device of this kind; None if there is none or it is unknown."""
+    """Bytes of memory of this machine's device of this kind, of main memory what this process may use; None if there is
+    no such device or it is unknown."""
     if kind == "cuda":
         return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     if kind == "cpu" and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min(machine, *memory_limits())
     return None
+
+
+def memory_limits(root: Path = Path("/")) -> list[int]:
+    """The bytes that each control group of this process may use, if it has a limit: that of a container (docker -m), of
+    a job of SLURM (--mem). Where version 1 has none, it says a number beyond any memory.
+
+    Example: memory_limits() -> [8589934592]"""
+    found: list[int] = []
+    with suppress(OSError):  # not Linux
+        for line in (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
+            _, kinds, place = line.split(":", 2)  # "4:memory:/job/step"; of version 2 "0::/job/step"
+            if kinds and "memory" not in kinds.split(","):
+                continue
+            top, name = ("memory", "memory.limit_in_bytes") if kinds else ("", "memory.max")
+            own = Path(place.lstrip("/"))  # a container may see its group at the top, under whatever name
+            for group in (own, *own.parents):
+                with suppress(OSError, ValueError):  # "max" is no limit
+                    found.append(int((root / "sys/fs/cgroup" / top / group / name).read_text()))
+    return found

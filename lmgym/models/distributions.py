@@ -1,6 +1,7 @@
 """From hidden states to log-probabilities: action logits, log-probabilities of actions, entropies, sums."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmgym.batch import Batch, States
-from lmgym.distributed.parts import whole
+from lmgym.distributed.parts import shown_whole, whole
 from lmgym.functional import truncation
 from lmgym.functional.distribution_sums import SUMS
 from lmgym.models import frozen_base
+from lmgym.models.families import trunk_of
 from lmgym.models.kernels import fused_head
 from lmgym.models.kernels.fused_head import FusedHead
 from lmgym.models.kernels.fused_logprobs import FusedLogprobs, wide_of
@@ -128,8 +130,10 @@ def logprobs_of_states(
             return ExactLogprobs.apply(*asked, logprob_gradient, computed, product)  # type: ignore[no-any-return, no-untyped-call]
         return FusedLogprobs.apply(*asked, logprob_gradient, model.onednn, computed)  # type: ignore[no-any-return, no-untyped-call]
 
+    shown = whole_head(model) if states.logits is None else nullcontext
+
     def chunk_logprobs(hidden: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-        with model.rounded_weights():  # in backward too
+        with model.rounded_weights(), shown():  # in backward too
             return logprobs_of_logits(model.head(hidden), batch, row, column, entropy)
 
     # Any other head: autograd over the chunks, which are computed again in backward if there are several.
@@ -150,6 +154,15 @@ def has_plain_head(model: ScoringModel) -> bool:
     """Whether the LM head is a linear map without bias or adapters."""
     head: Any = model.model.get_output_embeddings()
     return model.own_head is None and type(head) is nn.Linear and head.bias is None
+
+
+def whole_head(model: ScoringModel) -> Callable[[], AbstractContextManager[None]]:
+    """A context for calls of `model.head`. If each rank holds a part of the weights, those of the head are put together
+    here, once: ranks have different numbers of actions, so each calls the head as often as it has to."""
+    called, trunk = model.model.get_output_embeddings(), set[Any]()
+    if model.own_head is not None:  # all of the model's own code behind the trunk
+        called, trunk = model.model, {*trunk_of(model.model).modules()}
+    return shown_whole([module for module in called.modules() if module not in trunk])
 
 
 def bias_of(model: ScoringModel) -> Tensor | None:
@@ -175,12 +188,14 @@ def distribution_sums(
     plain = has_plain_head(model)
     # Once for all chunks: ranks that share the head's weights may have different numbers of chunks.
     weight = whole(head.weight).to(model.compute) if plain and states.logits is None else None
+    shown = nullcontext if plain or states.logits is not None else whole_head(model)
     bias, found = bias_of(model), []
     for part in torch.arange(len(row), device=model.device).split(model.head_chunk):
         if states.logits is not None:
             logits = states.logits[part]
         elif weight is None:
-            logits = model.head(states.hidden[part])
+            with shown():
+                logits = model.head(states.hidden[part])
         else:
             product = states.hidden[part].to(model.compute) @ weight.T
             logits = product.to(wide_of(product.dtype)) + (0 if bias is None else bias)

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from lmgym.core.errors import LmgymError
 
 # Causal families whose attention is only the registered attention function (the parity tests check it). Any other
-# causal model, or one of these with a sliding window, uses the padded path.
+# causal model, or one of these with a sliding window, is tried when it is loaded (fast_path.py).
 FAST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "gpt_neox")
 # Those whose layers are Llama's, with or without biases and norms of each head.
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")

@@ -32,11 +32,14 @@ def trunk_says(model: PreTrainedModel, output: Any) -> Iterator[None]:
     """Within this context the model's trunk computes nothing and returns `output`, so that a call of the model is a
     call of what its own code does behind the trunk: the LM head, and what scales or caps its logits."""
     trunk = trunk_of(model)
+    before = {name: vars(trunk)[name] for name in ("_forward_pre_hooks", "_forward_hooks")}
+    vars(trunk).update({name: {} for name in before})  # with FSDP2 they would put its weights together
     trunk.forward = lambda *arguments, **named: output
     try:
         yield
     finally:
         del trunk.forward  # the method of the class is visible again
+        vars(trunk).update(before)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

@@ -22,7 +22,7 @@ from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.models import frozen_base, hooks, lora, quantization, scoring
 from lmgym.models.attention import packed
 from lmgym.models.attention.rules import Rule
-from lmgym.models.device import choose_tokens_per_forward, enough_tokens
+from lmgym.models.device import choose_tokens_per_forward, enough_tokens, head_rows
 from lmgym.models.distributions import action_logits
 from lmgym.models.families import (
     cap_scores,
@@ -307,8 +307,8 @@ class LanguageModel:
 
     @property
     def head_chunk(self) -> int:
-        """Hidden states per LM-head call: about 2^24 logits, whatever the vocabulary."""
-        return min(max(2**24 // self.vocabulary, 64), 8192)
+        """Hidden states per LM-head call."""
+        return head_rows(self.vocabulary, self.device.type)
 
     @property
     def head_weights(self) -> tuple[Float[Tensor, "V H"], Float[Tensor, "V H"] | None]:

@@ -3,7 +3,7 @@
 Rounding to the nearest bf16 number hides small updates: a weight of 0.05 has neighbours at 2^-12 to each side, and an
 update of 1e-5 moves it past the middle between two of them after ten steps or more. Rounded up or down with a
 probability by its distance, a weight is right on average, and so each update is seen at once by a share of the weights
-(arXiv 1502.02551, section 2.1). Optimizers round so to train without masters (arXiv 2010.06192); here the masters
+(arXiv 1502.02551, section 3.1). Optimizers round so to train without masters (arXiv 2010.06192); here the masters
 stay, and one copy serves everything that computes: sampler, scorer and critic.
 
 The random bits are a function of (seed, updates so far, name of the tensor, position), so that a resumed run and each
@@ -11,7 +11,7 @@ rank have the same. What lies on bf16's grid stays as it is: an untrained bf16 c
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -63,9 +63,9 @@ class RoundedWeights:
 
     def _round(self, weights: Iterable[tuple[str, Tensor, Tensor]]) -> None:
         """Write each named master to its copy, with the random numbers of this update."""
-        table = random_table(seeds.key(self.seed, "rounding", self.updates))
+        table_on = cache(random_table(seeds.key(self.seed, "rounding", self.updates)).to)  # one copy for each device
         for name, master, copy in weights:
-            round_stochastically(master, table.to(master.device), seeds.key(name), copy, self.native)
+            round_stochastically(master, table_on(master.device), seeds.key(name), copy, self.native)
 
     @contextmanager
     def shown_in(self, model: nn.Module) -> Iterator[None]:
@@ -192,7 +192,8 @@ def share_seen_by_nearest(parameters: Sequence[nn.Parameter], rate: float, updat
     Example: share_seen_by_nearest([nn.Parameter(torch.full((8,), 0.05))], 1e-6)  # 0.0: it has 0.0002 to the next"""
     sample, moved = UpdateSample(parameters), rate * updates
     weights = torch.cat([parameter.detach().reshape(-1)[:: sample.stride].float() for parameter in parameters])
-    seen = (weights + moved).bfloat16().double() - weights.bfloat16().double()
+    before, after = weights.bfloat16().cpu(), (weights + moved).bfloat16().cpu()  # Apple's GPUs have no fp64
+    seen = after.double() - before.double()
     return float(seen.mean()) / moved
 
 
@@ -210,8 +211,10 @@ class UpdateSample:
     def share_seen(self, computed: Callable[[nn.Parameter], Tensor]) -> float | None:
         """The projection of the change of the computed weights on that of the masters since the last call, as a share
         of it: 1 if all of it is seen, 0 if none. None if nothing has changed."""
-        masters = torch.cat([p.detach().reshape(-1)[:: self.stride].double() for p in self.parameters])
-        copies = torch.cat([computed(p).detach().reshape(-1)[:: self.stride].double() for p in self.parameters])
+        masters, copies = (  # on the CPU, since Apple's GPUs have no fp64
+            torch.cat([one.detach().reshape(-1)[:: self.stride] for one in weights]).cpu().double()
+            for weights in (self.parameters, map(computed, self.parameters))
+        )
         before, self.before = self.before, (masters, copies)
         if before is None:
             return None

@@ -1,6 +1,7 @@
 """A teacher beside a policy: how far the policy's distributions are from the teacher's, over the whole vocabulary, or
 over the teacher's most likely tokens and one bucket for all others."""
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from lmgym.batch import Batch, States
 from lmgym.core.errors import LmgymError
 from lmgym.distributed.parts import whole
 from lmgym.functional.divergences import Divergence
-from lmgym.models.distributions import action_logits, bias_of, has_plain_head
+from lmgym.models.distributions import action_logits, bias_of, has_plain_head, whole_head
 from lmgym.models.kernels.fused_divergence import (
     Comparison,
     FusedDivergence,
@@ -95,9 +96,11 @@ def compare_by(
             )
         )  # fmt: skip
 
+    shown = whole_head(model) if states.logits is None else nullcontext
+
     # Any other head: autograd over the chunks, which are computed again in backward if there are several.
     def compare_chunk(inputs: Tensor, part: slice) -> tuple[Tensor, Tensor]:
-        with model.rounded_weights():  # in backward too
+        with model.rounded_weights(), shown():  # in backward too
             own = model.head(inputs) if states.logits is None else inputs
         student = adjust(own, part).log_softmax(-1)
         logprobs = student.gather(1, batch.tokens[row[part], column[part]][:, None])[:, 0]
@@ -150,9 +153,11 @@ def logits_of(teacher: Teacher, states: States) -> TeacherLogits:
     if logits is not None:
         return lambda part: logits[part]
     if not has_plain_head(teacher):
+        with torch.no_grad():
+            shown = whole_head(teacher)
 
         def through_head(part: slice) -> Tensor:
-            with torch.no_grad(), teacher.precision():
+            with torch.no_grad(), teacher.precision(), shown():
                 return teacher.head(states.hidden[part])
 
         return through_head

@@ -24,8 +24,9 @@ def prepare(batch: Batch, policy: TrainablePolicy, copies: Mapping[str, FrozenPo
     """Fill in the columns that the algorithm requires, then its advantages.
 
     `copies` are the frozen models that it requires, by name: "reference", "teacher". `logprobs_old` costs a forward
-    pass and is needed only if a batch serves more than one optimizer step: on the first step the old policy is the new
-    one. The values and the sums over distributions come from the same pass. Raises LmgymError for a model that `copies`
+    pass. It is needed only if a batch serves more than one optimizer step (on the first the old policy is the new one),
+    or if the algorithm asks for it before the first (`Requirements.old_logprobs`: a KL in the reward). The values and
+    the sums over distributions come from the same pass. Raises LmgymError for a model that `copies`
     lacks, and for what the algorithm returns that is no batch.
 
     Example: prepare(collate(episodes), policy, {}, GRPO())"""

@@ -68,10 +68,10 @@ class RayGenerators:
     ) -> None:
         self.settings, self.seconds, self.warn = (threads, rows, captured), seconds, warn
         size = sum(parameter.numel() * parameter.element_size() for parameter in policy.model.parameters())
-        self._started = _connect(address, workers * threads, (2 + versions) * size + SPARE)
-        self._node = RayNode()
         on_gpu = policy.device.type == "cuda"
         self._needs = ("GPU", workers) if on_gpu else ("CPU", workers * threads)
+        self._started = _connect(address, workers * threads, (2 + versions) * size + SPARE, *self._needs)
+        self._node = RayNode()
         self._class = ray.remote(num_gpus=1 if on_gpu else 0, num_cpus=0 if on_gpu else threads)(Process)
         draw_pictures(policy)
         with self._node.watched():
@@ -234,9 +234,10 @@ class RayGenerators:
             )
 
 
-def _connect(address: str | None, processors: int, memory: int) -> bool:
+def _connect(address: str | None, processors: int, memory: int, kind: str, needed: int) -> bool:
     """Connect to Ray at this address, or start it here with so many processors and bytes; True if it was started. A Ray
-    to which this process is connected already is used as it is."""
+    to which this process is connected already is used as it is. Raises LmgymError if it has fewer than the `needed`
+    CPUs or GPUs (`kind`), for which it would wait in vain."""
     if started := not ray.is_initialized():
         here = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}  # reachable from this machine only
         own: dict[str, Any] = {"num_cpus": processors, "object_store_memory": memory, **here}
@@ -244,13 +245,17 @@ def _connect(address: str | None, processors: int, memory: int) -> bool:
         _knock(address)
         if address is None:  # 15 by default, and then other programs on the machine hold the whole training up
             os.environ.setdefault("RAY_worker_niceness", "0")
+            os.environ.setdefault("RAY_ENABLE_MAC_LARGE_OBJECT_STORE", "1")  # on macOS Ray refuses more than 2 GiB else
         try:
             ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise LmgymError(f"engine.address: no Ray at {address or 'this machine'} ({_reason(error)})") from error
-    there = int(ray.cluster_resources().get("CPU", 0))
-    if there < processors:
-        raise LmgymError(f"engine.workers: the generators need {processors} processors together, and Ray has {there}")
+    there = int(ray.cluster_resources().get(kind, 0))
+    if there < needed:
+        if started:
+            ray.shutdown()
+        things = {"CPU": "processors", "GPU": "GPU(s)"}[kind]
+        raise LmgymError(f"engine.workers: the generators need {needed} {things} together, and Ray has {there}")
     return started
 
 

@@ -64,7 +64,7 @@ class RayNode:
         if not self._connected:
             return False
         poll = select.poll()
-        poll.register(self._socket, 0)  # 0: only that it was closed
+        poll.register(self._socket, select.POLLHUP)  # only that it was closed (0: macOS never tells)
         return bool(poll.poll(milliseconds))
 
     def _watch(self) -> None:

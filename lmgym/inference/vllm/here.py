@@ -59,6 +59,7 @@ class Here:
                     max_model_len=policy.context or -1,  # -1: what the cache has room for
                     max_num_seqs=self.rows,
                     kv_cache_memory_bytes=self.cache,
+                    **_room(policy.device),
                     logprobs_mode="processed_logprobs",
                     max_logprobs=-1,  # no limit
                     enable_chunked_prefill=False,  # with a seed of its own a prompt cannot be cut on a processor
@@ -108,6 +109,15 @@ class Here:
         self._llm.llm_engine.engine_core.shutdown()
         self._llm = None
         cleanup_dist_env_and_memory()
+
+
+def _room(device: torch.device) -> dict[str, float]:
+    """The share of a GPU's memory that vLLM may take. It does not start where less is free than its usual 0.9 (beside
+    the model that trains, for instance), although the size of its cache is given."""
+    if device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {"gpu_memory_utilization": 0.95 * free / total}
 
 
 def _prompt(query: Query) -> dict[str, Any]:

@@ -68,6 +68,8 @@ def attend_masked(
 ) -> Tensor:
     """Attention with a mask of the packed row: query [1 H L D], key and value [1 K L D] -> [1 L H D]."""
     if isinstance(mask, BlockMask):
+        # As autocast does for torch's own attention: in bf16 the rotary positions leave queries and keys in fp32.
+        query, key = query.to(value.dtype), key.to(value.dtype)
         shared = query.shape[1] != key.shape[1]
         out = _compiled(flex_attention)(query, key, value, block_mask=mask, scale=scale, enable_gqa=shared)
     else:

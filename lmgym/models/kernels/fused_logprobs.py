@@ -8,9 +8,10 @@ If the caller knows beforehand the gradient by each log-probability, forward doe
 which saves one matrix product of four and an exponential. Backward then only checks that the gradient is bit for bit
 the announced one; if it is not, it computes as usual.
 
-Elementwise work is done in tiles that fit the processor's cache, and all chunks share their buffers: fresh memory costs
-as much as the arithmetic. In bf16 the exponentials of the softmax are kept for its gradient; fp32 computes them twice,
-as it always has. On a CPU, autograd over the same chunks takes 1.4 (fp32) to 2.4 times (bf16) as long."""
+On a CPU elementwise work is done in tiles that fit its cache, elsewhere in whole chunks. All chunks share their
+buffers: fresh memory costs as much as the arithmetic. In bf16 the exponentials of the softmax are kept for its
+gradient; fp32 computes them twice, as it always has. On a CPU, autograd over the same chunks takes 1.4 (fp32) to 2.4
+times (bf16) as long."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from lmgym.models.kernels.onednn_products import add_product, multiply
 
-TILE = 2**20  # numbers per elementwise operation
+TILE = 2**20  # numbers per elementwise operation on a CPU
 
 # From the model's logits of a slice of the R rows to the logits of the distributions that were sampled.
 Adjust = Callable[[Tensor, slice], Tensor]
@@ -134,9 +135,9 @@ def tiles(
     """All rows, tile by tile. Their logits are those of the chunk, or if these are in bf16, copies in fp32. What is
     written into a tile's `chunk` stays until the chunk's last tile is done. `product` takes the place of the usual
     product of rows with the head."""
-    wide, size = wide_of(hidden.dtype), max(TILE // len(head), 1)
+    wide, size = wide_of(hidden.dtype), max(TILE // len(head), 1) if head.device.type == "cpu" else chunk
     buffer = hidden.new_empty(min(chunk, len(hidden)), len(head))
-    in_wide = None if hidden.dtype == wide else hidden.new_empty(size, len(head), dtype=wide)
+    in_wide = None if hidden.dtype == wide else hidden.new_empty(min(size, len(buffer)), len(head), dtype=wide)
     for rows in slices(0, len(hidden), chunk):
         if product is None:
             together = multiply(hidden[rows], head.T, buffer[: rows.stop - rows.start], onednn)
