@@ -76,7 +76,10 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "credit": {
         "group": ("algorithms.grpo.credit:GroupMean", "the score less the mean of its group, which may be scaled"),
         "leave_one_out": ("algorithms.grpo.credit:LeaveOneOut", "the score less the mean of the other scores"),
-        "mean_scaled": ("algorithms.grpo.credit:MeanScaled", "the same, divided by the mean: rare right answers count"),
+        "mean_scaled": (
+            "algorithms.grpo.credit:MeanScaled",
+            "the score less its group's mean, divided by that mean: rare right answers count",
+        ),
         "length_weighted": ("algorithms.grpo.credit:LengthWeighted", "a baseline weighed by the answers' lengths"),
         "token_baseline": ("algorithms.grpo.credit:TokenBaseline", "a baseline for each token, by squared gradients"),
         "pass_at_k": ("algorithms.grpo.credit:PassAtK", "what an answer adds to the best of k"),
@@ -89,8 +92,11 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "clip": ("algorithms.grpo.surrogate:Clip", "the smaller of ratio and clipped ratio, times the advantage"),
         "cispo": ("algorithms.grpo.surrogate:Cispo", "clipped weights: every token keeps its gradient"),
         "sapo": ("algorithms.grpo.surrogate:Sapo", "a gate that closes softly"),
-        "dppo": ("algorithms.grpo.surrogate:Dppo", "leaves out tokens whose probability has moved too far"),
-        "ipo_mask": ("algorithms.grpo.surrogate:IpoMask", "the same on both sides"),
+        "dppo": ("algorithms.grpo.surrogate:Dppo", "leaves out tokens whose probability has moved too far away"),
+        "ipo_mask": (
+            "algorithms.grpo.surrogate:IpoMask",
+            "leaves out tokens whose probability has moved too far either way",
+        ),
         "gmpo": ("algorithms.grpo.surrogate:Gmpo", "the geometric mean of a row's clipped ratios"),
         "vespo": ("algorithms.grpo.surrogate:Vespo", "a smooth weight of the whole row's ratio"),
         "ce_gppo": ("algorithms.grpo.surrogate:CeGppo", "clipped tokens keep a bounded gradient"),
@@ -216,7 +222,11 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "bert_score": ("rewards.learned.similarity", "similarity of token vectors to the references'", "a model"),
         "bleurt": ("rewards.learned.similarity", "a trained regression on reference and text", "a model"),
         "summac_zero_shot": ("rewards.learned.entailment", "whether the document entails the summary", "a model"),
-        "summac_conv": ("rewards.learned.entailment", "the same, by a trained head", "a model and a head"),
+        "summac_conv": (
+            "rewards.learned.entailment",
+            "whether the document entails the summary, by a trained head",
+            "a model and a head",
+        ),
         "causal_perplexity": ("rewards.learned.perplexity", "perplexity of the text under a model", "a model"),
         "judge_score": ("rewards.learned.judge", "a judge's expected score", "a model"),
         "judge_yes_no": ("rewards.learned.judge", "a judge's P(yes), mean over questions", "a model"),
@@ -286,7 +296,7 @@ _ROWS: dict[str, dict[str, tuple[str, ...]]] = {
             "inference.vllm.kind:VllmKind",
             "vLLM, in this process or on servers, with a canary after each update",
         ),
-        "pool": ("inference.pool.kind:PoolKind", "the same in processes that Ray places", "lmgym[ray]"),
+        "pool": ("inference.pool.kind:PoolKind", "lmgym's own sampler, in processes that Ray places", "lmgym[ray]"),
     },
 }
 

@@ -17,7 +17,7 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # where a user has set one
 def prepare_hub(*names: str) -> None:
     """Call before something is loaded that may come from the Hub. If one of `names` is no folder here and the Hub does
     not answer within two seconds, the Hub's libraries use their local cache only, for the rest of the process. Where
-    the environment variable HF_HUB_OFFLINE is set (0 or 1), nothing is tried."""
+    the environment variable HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set (0 or 1), nothing is tried."""
     local = all(Path(name).expanduser().exists() for name in names)
     if local or any(variable in os.environ for variable in OFFLINE) or answers(_address()):
         return
@@ -31,10 +31,11 @@ def prepare_hub(*names: str) -> None:
 
 def unreachable() -> str:
     """Why nothing can be fetched from the Hub, as the end of a sentence; empty if it can."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE"):
+    switched_off = [name for name in OFFLINE if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")]
+    if not switched_off:
         return ""
     if answers.cache_info().currsize == 0:
-        return "HF_HUB_OFFLINE is set, and it is not in the local cache"
+        return f"{switched_off[0]} is set, and it is not in the local cache"
     return f"the Hub ({_address()[0]}) cannot be reached, and it is not in the local cache"
 
 

@@ -3,6 +3,7 @@ which no words can steer a terminal."""
 
 import io
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -132,6 +133,17 @@ def columns_of(stream: Any) -> int | None:
     with suppress(OSError, ValueError, AttributeError):  # no descriptor, or none of a terminal
         return os.get_terminal_size(stream.fileno()).columns or None
     return None
+
+
+def rich_settings() -> dict[str, Any]:
+    """How rich's console is to print: words as they are. Where COLUMNS or LINES is 0, as some terminals within editors
+    set them, it is told its size too: it would take the 0, and print nothing. Else it follows its terminal.
+
+    Example: rich.console.Console(**rich_settings())"""
+    size = shutil.get_terminal_size()  # for which 0 is unknown
+    known = (("COLUMNS", "width", size.columns), ("LINES", "height", size.lines))
+    sizes = {argument: own for name, argument, own in known if (given := os.environ.get(name)) and not given.strip("0")}
+    return {"markup": False, "emoji": False, "highlight": False, **sizes}
 
 
 def _is_file(stream: io.TextIOWrapper) -> bool:

@@ -46,4 +46,7 @@ def _without_thoughts(message: Message) -> Message:
     text = message["content"]
     # A chat template may have written the <think> itself.
     behind = text.rpartition("</think>")[2].lstrip() if "</think>" in text.partition("<think>")[0] else text
-    return {**message, "content": THOUGHT.sub("", behind).partition("<think>")[0]}
+    # A <think> behind the last </think> has no end: cut there, lest the search for one goes to the end from each.
+    opened = behind.find("<think>", behind.rfind("</think>") + 1)
+    whole = behind if opened < 0 else behind[:opened]
+    return {**message, "content": THOUGHT.sub("", whole).partition("<think>")[0]}

@@ -15,12 +15,13 @@ from typing import Any, Literal
 from lmgym.core import registry
 from lmgym.core.constraints import PositiveFloat, PositiveInt
 from lmgym.core.errors import LmgymError, represent, shortened, warn
+from lmgym.core.open_files import make_room
 from lmgym.core.validation import Section, check_arguments
 from lmgym.envs.base import Heard, Step
 from lmgym.envs.replies import reply_of, step_of
 from lmgym.envs.step_checks import reward_number
 from lmgym.gateway.recording import Recording
-from lmgym.gateway.server import gateway_of
+from lmgym.gateway.server import addresses, gateway_of
 from lmgym.gateway.session import Mailbox, Tree, Waiting
 from lmgym.gateway.wire import SAMPLING, Answer, ChatRequest, Refused
 from lmgym.pictures.addresses import address_of
@@ -37,6 +38,7 @@ LOCAL = "127.0.0.1,localhost"  # never asked through a proxy
 KEEPER_KILLED = (-9, -15)  # exit statuses
 PROGRAM_KILLED = (128 + 9, 128 + 15)  # of a container it may be the limit of its own memory
 MOST_STARTS = 3  # of a program in an episode
+FILES_EACH = 5  # open files of an episode: output, errors and status of its program, its keeper, and its request
 
 
 @registry.register("env", "agent")
@@ -131,17 +133,20 @@ class AgentProgram(Section):
 
     def _begin(self) -> None:
         """Start the program, with an address of its own."""
+        gateway = gateway_of(os.getpid())
+        make_room("agent", gateway.sessions + 1, FILES_EACH, "lower engine.rows")
         self._mailbox, self._left = Mailbox[Outcome](), self.seconds
-        self._address, key = gateway_of(os.getpid()).open(self._mailbox, tuple(self.ignored))
+        self._address, key = gateway.open(self._mailbox, tuple(self.ignored))
         variables = _variables(self._address, key, self._seed)
+        if self._container is not None:
+            variables = self._container.variables(variables, ENDPOINT + OTHERS)
+        start = self._start() if self.function is None else _nursery(os.getpid(), self.function).start
         self._starts += 1
-        self._program = Program(
-            self._start() if self.function is None else _nursery(os.getpid(), self.function).start,
-            variables if self._container is None else self._container.variables(variables, ENDPOINT + OTHERS),
-            self._given,
-            self.output_mib * 2**20,
-            self._mailbox.end,
-        )
+        try:
+            self._program = Program(start, variables, self._given, self.output_mib * 2**20, self._mailbox.end)
+        except BaseException:
+            gateway.close(self._address)
+            raise
 
     def _start(self) -> Start:
         commands = [self._command(self.command, ())]
@@ -287,12 +292,6 @@ def _variables(address: str, key: str, seed: int) -> dict[str, str]:
         given[name] = ",".join(filter(None, [given.get(name, ""), LOCAL]))
     given.pop("ANTHROPIC_AUTH_TOKEN", None)  # a client would send it too
     return {**given, **addresses(address, key), "LMGYM_SEED": str(seed % 2**32)}
-
-
-def addresses(address: str, key: str) -> dict[str, str]:
-    """The variables in which the official clients look for a server and its key."""
-    places = {"OPENAI_BASE_URL": address, "ANTHROPIC_BASE_URL": address.removesuffix("/v1")}
-    return {**places, "OPENAI_API_KEY": key, "ANTHROPIC_API_KEY": key}
 
 
 def _full(word: str) -> str:

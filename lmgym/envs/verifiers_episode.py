@@ -10,19 +10,18 @@ import concurrent.futures
 import contextlib
 import copy
 import os
-import resource
 import threading
 from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any, NoReturn
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.open_files import make_room
 from lmgym.gateway.chat import CHAT
 from lmgym.gateway.session import Mailbox, Waiting
 from lmgym.gateway.wire import SAMPLING, Answer
 
 CLOSING_SECONDS = 5.0
-FILES_EACH, FILES_ELSE = 3, 128  # open files of an episode: its server, and both ends of its request; of all else
+FILES_EACH = 3  # open files of an episode: its server, and both ends of its request
 NO_PROGRAMS = "the task runs programs or uses files, and env verifiers gives it no machine for that"
 USES_MACHINE = ("run", "open_process", "run_background", "write", "read", "expose")  # methods of a runtime
 
@@ -47,13 +46,7 @@ class VerifiersEpisode:
 
     def start(self) -> Any:
         """The first request, or the trace of an episode that has made none."""
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most = (files - FILES_ELSE) // FILES_EACH
-        if files != resource.RLIM_INFINITY and len(_alive) >= most:
-            raise LmgymError(
-                f"env verifiers can play {most} episodes at a time in a process, since each needs {FILES_EACH} open "
-                "files; lower engine.rows, raise env.workers, or raise the limit of open files (ulimit -n)"
-            )
+        make_room("verifiers", len(_alive) + 1, FILES_EACH, "lower engine.rows, raise env.workers")
         _alive.add(self)
         self._running = asyncio.run_coroutine_threadsafe(self._run(), _loop(os.getpid()))
         return self._next()

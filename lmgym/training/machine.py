@@ -13,13 +13,17 @@ import torch
 
 from lmgym.config.schema import Config
 from lmgym.core.errors import LmgymError
+from lmgym.distributed.ranks import Ranks
 from lmgym.inference.kinds import EngineSection
+from lmgym.models.device import choose_device
+from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
 from lmgym.training.checkpoints import checkpoint
 
 NAME = "machine.json"
 MOST_THREADS = 4096
 BUDGET = ("memory_gib", "tokens_per_forward", "activation_checkpointing", "rows")  # chosen together, or not at all
+VERSIONS = ("python", "torch", "transformers", "platform", "commit")  # of each process its own
 USUAL_THREADS, THREADS_PER_PROCESSOR = 64, 4  # how many are accepted on any machine, and on large ones
 
 
@@ -72,6 +76,18 @@ class Machine:
         tokens, again = self.tokens_per_forward, self.activation_checkpointing
         return replace(section, tokens_per_forward=tokens, activation_checkpointing=again)
 
+    def of_policy(self, policy: Policy) -> "Machine":
+        """With what has been chosen while the policy was loaded."""
+        kernels, update_kernels = ("native" if used else "torch" for used in (policy.native, policy.trains_native))
+        return replace(
+            self,
+            compute=str(policy.compute).removeprefix("torch."),
+            path="fast" if policy.fast else "plain",
+            prepacked=policy.prepacked,
+            kernels=kernels,
+            update_kernels=update_kernels,
+        )
+
     def engine_section(self, section: EngineSection) -> EngineSection:
         """The engine section with the rows that were chosen for a budget of memory."""
         return section if self.rows is None else replace(section, rows=self.rows)
@@ -91,6 +107,33 @@ def choose_machine(config: Config, folder: Path | None) -> Machine:
             f"threads is {machine.threads}, and this machine has {os.cpu_count()} processors; write {most} at most"
         )
     return machine
+
+
+def as_first(machine: Machine, ranks: Ranks) -> Machine:
+    """The machine with all that the first rank has chosen. Of a new run each chooses by itself, "auto" by a stopwatch,
+    and ranks that computed differently would add up gradients of different precisions."""
+    first = json.loads(ranks.gather(json.dumps(asdict(machine)).encode())[0])
+    return replace(machine, **{key: value for key, value in first.items() if key not in VERSIONS})
+
+
+def check_ranks(section: PolicySection, ranks: int) -> None:
+    """Raise LmgymError if so many ranks cannot train on the section's device: they meet by gloo or NCCL, and neither
+    reaches an Apple GPU."""
+    if ranks > 1 and choose_device(section.device).type == "mps":
+        raise LmgymError("policy.device: several ranks cannot train on mps; write device: cpu, or leave --ranks out")
+
+
+def check_gpus(section: PolicySection, ranks: Ranks) -> None:
+    """Raise LmgymError if two ranks would train on one GPU, which NCCL refuses. All ranks must call it."""
+    if ranks.size == 1 or choose_device(section.device).type != "cuda":
+        return
+    own = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    gpus = len({*ranks.gather(own.encode())})
+    if gpus < ranks.size:
+        raise LmgymError(
+            f"policy.device: {ranks.size} ranks have {gpus} GPU(s) together, and each needs one of its own; start "
+            f"{gpus} rank(s), or write device: cpu"
+        )
 
 
 def _found_or_new(config: Config, folder: Path | None) -> Machine:

@@ -6,14 +6,12 @@ library is needed; each answer has a time limit; and a server ends with its epis
 
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,7 +25,7 @@ from lmgym.envs.tools.schema import ToolLost
 from lmgym.pictures.addresses import unpacked
 from lmgym.pictures.store import shown
 from lmgym.processes.coroutines import result_of
-from lmgym.processes.supervisor import PR_SET_PDEATHSIG
+from lmgym.processes.supervisor import die_with
 from lmgym.types import RecipeText
 
 PROTOCOL = "2025-06-18"  # the version of the protocol that is offered; the server answers with the one it speaks
@@ -140,7 +138,7 @@ class Session:
                     stderr=self._errors,
                     env=variables,
                     start_new_session=True,
-                    preexec_fn=partial(_die_with, os.getpid(), ctypes.CDLL(None)),
+                    preexec_fn=partial(die_with, os.getpid()),
                 )
             )
         except OSError as error:
@@ -244,14 +242,6 @@ def _in_lasting_thread(start: Callable[[], Any]) -> Any:
         return start()
 
     return start() if threading.current_thread() is threading.main_thread() else result_of(started())
-
-
-def _die_with(owner: int, library: Any) -> None:
-    """In the server, before it begins: on Linux it is killed when its owner has ended, even in the middle of a call."""
-    if sys.platform == "linux":
-        library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != owner:
-            os._exit(1)
 
 
 def _check_described(tool: Any) -> None:
