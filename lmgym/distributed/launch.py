@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import current_thread, main_thread
+from typing import Any
 from uuid import uuid4
 
 # Exit statuses of `lmgym train`.
@@ -54,11 +56,22 @@ def _one_group(command: Sequence[str], ranks: int) -> tuple[int, str]:
             run_id=str(uuid4()),
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
+            local_addr="localhost",  # else the ranks meet at the machine's own name, which need not resolve
             max_restarts=0,  # torchrun's own restart often does not come back, a new group does
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=folder, redirects={rank: Std.ERR for rank in range(1, ranks)}),
+            signals_to_handle="SIGTERM,SIGINT,SIGQUIT",  # SIGHUP is ours
         )
+
+        def hang_up(number: int, frame: Any) -> None:
+            # The kernel and the shell may both send it, and a second signal would end the ranks at once.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            raise SignalException("the terminal is gone", sigval=signal.SIGHUP)
+
         try:
+            # Not under nohup, which ignores it, for the ranks too; nor in another thread, where torchrun takes none.
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and current_thread() is main_thread():
+                signal.signal(signal.SIGHUP, hang_up)
             elastic_launch(config, sys.executable)("-m", "lmgym", *command)
         except SignalException:
             return STOPPED, ""

@@ -1,8 +1,10 @@
 """Tensors of which each rank holds a part (torch's DTensor, cut along the first dimension), and the way back."""
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmgym.distributed.ranks import Ranks
 
@@ -46,3 +48,28 @@ def whole(tensor: Tensor) -> Tensor:
     part: Any = tensor
     found: Tensor = part.full_tensor(grad_placements=[Partial()])
     return found
+
+
+def shown_whole(modules: Iterable[nn.Module]) -> Callable[[], AbstractContextManager[None]]:
+    """Put all of these modules' weights together now, with gradient; a context in which they compute with them. All
+    ranks must ask at once, but then each may run the modules as often as it has to, in backward too.
+
+    Example: whole_head = shown_whole([model.lm_head])
+             with whole_head(): logits = model.lm_head(hidden)"""
+    own: list[dict[str, Any]] = [module._parameters for module in modules]
+    found = {part: whole(part) for held in own for part in held.values() if part is not None and is_part(part)}
+    if not found:
+        return nullcontext
+
+    @contextmanager
+    def shown() -> Iterator[None]:
+        before = [dict(held) for held in own]
+        for held in own:
+            held.update({name: found.get(part, part) for name, part in held.items()})
+        try:
+            yield
+        finally:
+            for held, parts in zip(own, before, strict=True):
+                held.update(parts)
+
+    return shown

@@ -130,7 +130,11 @@ def _join(joining: "Future[dist.Store]", limit: timedelta) -> None:
     """Make the group of all ranks; `joining` gets the store that they share."""
     try:
         store, rank, size = next(iter(dist.rendezvous("env://", timeout=limit)))
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        backend = "gloo"
+        if torch.cuda.is_available():
+            backend = "cpu:gloo,cuda:nccl"
+            # A wait beyond the limit is an exception, as gloo's is; else NCCL's watchdog ends the process.
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         joining.set_result(store)
     except BaseException as error:

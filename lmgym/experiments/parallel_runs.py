@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from lmgym.config.build import dump
 from lmgym.config.schema import Config
+from lmgym.core.cores import cores
 from lmgym.logs.console import Console
 from lmgym.logs.formatting import duration
 from lmgym.logs.writer import disk_errors
@@ -62,7 +63,7 @@ def _start(config: Config, jobs: int) -> tuple[Process, Path]:
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.write_text(folder / "recipe.yaml", dump(config))
         # A run keeps its number of threads for good; all cores for each run would be too many.
-        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))} | dict(os.environ)
+        threads = {"OMP_NUM_THREADS": str(max(1, cores() // jobs))} | dict(os.environ)
         with open(folder / LOG, "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "lmgym.cli.main", "train", str(folder)],
@@ -74,11 +75,13 @@ def _start(config: Config, jobs: int) -> tuple[Process, Path]:
 
 @contextmanager
 def _signals_to(running: Mapping[str, tuple[Process, float]]) -> Iterator[list[int]]:
-    """Pass Ctrl-C, SIGTERM and the closing of the terminal on to the running processes, as Ctrl-C. Yields the list of
-    signals received."""
+    """Pass Ctrl-C, SIGTERM and the closing of the terminal on to the running processes, as Ctrl-C; under nohup the last
+    stays ignored. Yields the list of signals received."""
     received: list[int] = []
 
     def pass_on(number: int, frame: Any) -> None:
+        if number == signal.SIGHUP and received:  # the kernel and the shell may both send it
+            return
         received.append(number)
         for process, _ in list(running.values()):
             process.send_signal(signal.SIGINT)
@@ -86,7 +89,8 @@ def _signals_to(running: Mapping[str, tuple[Process, float]]) -> Iterator[list[i
     before: dict[int, Any] = {}
     with suppress(ValueError):  # not in the main thread, where signals cannot be caught
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            before[number] = signal.signal(number, pass_on)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, pass_on)
     try:
         yield received
     finally:
@@ -99,6 +103,10 @@ def _signals_to(running: Mapping[str, tuple[Process, float]]) -> Iterator[list[i
 
 def _last_words(log: Path, status: int) -> str:
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if line.startswith("lmgym: ")), lines[-1] if lines else "no word")
+    said, raised = (
+        max((number for number, line in enumerate(lines) if line.startswith(begin)), default=-1)
+        for begin in ("lmgym: ", "Traceback ")
+    )
+    last = "no word" if not lines else lines[said] if said > raised else lines[-1]
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
     return f"{last.removeprefix('lmgym: ')} ({how}; {log})"

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from lmgym.core.errors import LmgymError
-from lmgym.envs.program import addresses
 from lmgym.experiments.named_models import NamedModel
-from lmgym.gateway.server import Gateway
+from lmgym.gateway.server import Gateway, addresses
 from lmgym.gateway.session import Mailbox
 from lmgym.gateway.wire import SAMPLING
 from lmgym.rollouts.serving import Serving

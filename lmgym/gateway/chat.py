@@ -62,9 +62,10 @@ def read_request(tree: Any, ignored: Collection[str] = ()) -> ChatRequest:
 
 
 def wants_usage(options: Any) -> bool:
-    """True if a stream shall end with the count of its tokens (`stream_options`)."""
+    """True if a stream shall end with the count of its tokens (`stream_options`). `include_obfuscation`, which clients
+    set to false, has no effect: nothing is added to the events here."""
     if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
-        raise Refused("'stream_options' may hold include_usage only")
+        raise Refused("'stream_options' may hold include_usage and include_obfuscation only")
     return read_switch(options, "include_usage")
 
 

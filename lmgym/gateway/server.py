@@ -60,6 +60,11 @@ class Gateway:
         self._sessions[name] = (key, mailbox, ignored)
         return f"http://127.0.0.1:{self._server.server_address[1]}/{name}/v1", key
 
+    @property
+    def sessions(self) -> int:
+        """The number of sessions that are open."""
+        return len(self._sessions)
+
     def close(self, address: str) -> None:
         """End a session; its address is not served any more."""
         self._sessions.pop(address.split("/")[3], None)
@@ -76,6 +81,14 @@ class Gateway:
 def gateway_of(process: int) -> Gateway:
     """The gateway of this process (its number: a fork needs another one); it starts with the first session."""
     return Gateway()
+
+
+def addresses(address: str, key: str) -> dict[str, str]:
+    """The variables in which the official clients look for a server and its key.
+
+    Example: addresses("http://127.0.0.1:8643/5f/v1", "secret")["OPENAI_API_KEY"] -> "secret" """
+    places = {"OPENAI_BASE_URL": address, "ANTHROPIC_BASE_URL": address.removesuffix("/v1")}
+    return {**places, "OPENAI_API_KEY": key, "ANTHROPIC_API_KEY": key}
 
 
 class _Server(ThreadingHTTPServer):

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,7 +19,8 @@ from lmgym.core.errors import LmgymError
 
 FOLDER = "/work"
 CHECKING = 60.0  # seconds in which a tool must have found an image
-# What it is told is known when it starts: $1 is the tool, $2 the option that mounts, and the folder is the current one.
+# What it is told is known when it starts: $1 is the tool, $2 its verb, $3 the option that mounts; the folder is the
+# current one.
 STARTING = 'tool=$1 verb=$2 mount=$3; shift 3; exec "$tool" "$verb" "$mount" "$PWD:' + FOLDER + '" "$@"'
 
 
@@ -126,6 +128,11 @@ def _problem(process: int, tool: str, image: str) -> str:
         return f"{tool} is not installed on this machine (there is no program of this name); leave env.sandbox out"
     if tool == "apptainer":
         return "" if os.path.exists(image) else f"there is no image '{image}'; build it first (apptainer build)"
+    if tool == "podman" and sys.platform == "darwin":
+        return (
+            "on a Mac it runs containers in a virtual machine, which does not reach the gateway on this machine's "
+            "loopback; use Docker Desktop with host networking (docs/agents.md), or leave env.sandbox out"
+        )
     try:
         asked = [tool, "image", "inspect", "--format", "{{.Id}}", image]
         found = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=CHECKING)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from lmgym.processes.supervisor import PR_SET_CHILD_SUBREAPER, kill_orphans
+from lmgym.processes.supervisor import PR_SET_CHILD_SUBREAPER, die_with, kill_orphans
 
 BOOT = """import os, sys
 sys.path[:] = sys.argv[2].split(os.pathsep)
@@ -79,6 +79,9 @@ class Program:
                 standard_input.write(given)
                 standard_input.seek(0)
                 self._process = start(far_end, variables, standard_input.fileno())
+        except BaseException:
+            os.close(self._pipe)
+            raise
         finally:
             os.close(far_end)
         self._lock, self._left, self._ended = threading.Lock(), output, ended
@@ -170,7 +173,10 @@ class _Started:
         os.lseek(0, 0, os.SEEK_SET)
         variables = {name: value for name, value in os.environ.items() if name not in command.without}
         try:
-            self._process = subprocess.Popen(command.words, cwd=folder, env=variables, start_new_session=True)
+            self._process = subprocess.Popen(
+                command.words, cwd=folder, env=variables, start_new_session=True,
+                preexec_fn=partial(die_with, os.getpid()),  # else it would outlive a keeper that was killed
+            )  # fmt: skip
         except OSError as error:
             raise OSError(f"{command.words[0]} cannot be started: {error.strerror}") from None
         self.pid, self.kill, self.wait = self._process.pid, self._process.kill, self._process.wait

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import load_attribute
 from lmgym.processes.keeper import Tended, started_with, tend
+from lmgym.processes.supervisor import die_with
 
 SIZE = struct.Struct("!Q")  # of a call's variables, as JSON, which follow
 BOOT = """import os, sys
@@ -45,16 +46,22 @@ class Nursery:
 
     def start(self, far_end: int, variables: Mapping[str, str], standard_input: int) -> "Call":
         """Start a call, and its keeper, which ends it when the other end of the pipe `far_end` is closed."""
-        pipes = [os.pipe() for _ in range(3)]  # output, errors, exit status
-        given = [standard_input, *(write for _, write in pipes), far_end]
+        pipes: list[tuple[int, int]] = []  # output, errors, exit status
         payload = json.dumps(dict(variables)).encode()
         try:
+            while len(pipes) < 3:
+                pipes.append(os.pipe())
+            given = [standard_input, *(write for _, write in pipes), far_end]
             with self._lock:
                 try:
                     self._send(payload, given)
                 except OSError:  # it has ended, or was ended
                     self._close()
                     self._send(payload, given)
+        except BaseException:
+            for read, _ in pipes:
+                os.close(read)
+            raise
         finally:
             for _, write in pipes:
                 os.close(write)
@@ -144,8 +151,9 @@ def _keep(given: list[int], variables: Mapping[str, str], function: Any, problem
     os.dup2(standard[2], 2)
 
     def start(folder: str) -> Tended:
-        pid = os.fork()
+        keeper, pid = os.getpid(), os.fork()
         if pid == 0:
+            die_with(keeper)
             _run(standard, (status, far_end), folder, variables, function, problem)
         return _Fork(pid)
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any, Literal
 
+from lmgym.core.cores import cores
 from lmgym.core.errors import LmgymError
 from lmgym.core.output import open_standard_files
 from lmgym.processes.supervisor import CLOSED, ENDING, LONGEST_WAIT, PROGRESS, READY, RENEW, STARTUP_SECONDS
@@ -89,7 +90,7 @@ class ProcessPool:
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
             raise LmgymError(f"worker processes for '{self.function}': there must be at least 1, not {self.count}")
-        atexit.register(self.close)
+        atexit.register(self.close, ENDING)
         os.register_at_fork(after_in_child=self._forget)
 
     def map(self, items: Sequence[Any], seconds: float, by_clock: bool = False) -> list[Any]:
@@ -150,10 +151,13 @@ class ProcessPool:
                 self._processes.remove(process)
         return replies
 
-    def close(self) -> None:
-        """End the worker processes; the next `map` starts new ones."""
-        with self._lock:
-            self._end()
+    def close(self, seconds: float = -1.0) -> None:
+        """End the worker processes; the next `map` starts new ones. Not if others map for `seconds` more."""
+        if self._lock.acquire(timeout=seconds):
+            try:
+                self._end()
+            finally:
+                self._lock.release()
 
     def __enter__(self) -> "ProcessPool":
         return self
@@ -293,5 +297,4 @@ def close_shared() -> None:
 
 def default_count() -> int:
     """One worker for each core that this process may use, 8 at most."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MAX_PROCESSES, cores)
+    return min(MAX_PROCESSES, cores())

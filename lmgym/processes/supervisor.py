@@ -31,6 +31,7 @@ READY = "ready"  # the first message to the owner: the function is imported
 RENEW = b"renew"  # a request without a reply: the next one gets a fresh child
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
 PR_SET_CHILD_SUBREAPER = 36  # descendants whose parent has died become children of this process, not of init
+LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
 CLOSED = (EOFError, OSError)  # what a pipe raises when the other side is gone
 Call = Callable[[Any], Any]
 
@@ -65,7 +66,7 @@ def _ending_with(owner: Connection) -> Iterator[None]:
     """In the body, end this process and what it has started as soon as the owner's end of the pipe is closed."""
     stop, stopped = os.pipe()
     poll = select.poll()
-    poll.register(owner.fileno(), 0)  # 0: only that it was closed; a request may wait in it
+    poll.register(owner.fileno(), select.POLLHUP)  # only that it was closed (0: macOS never tells); a request may wait
     poll.register(stop, select.POLLIN)
 
     def watch() -> None:
@@ -192,8 +193,9 @@ def _children() -> list[int]:
     """The children of this process that are still there, as Linux lists them; elsewhere none."""
     found = []
     for stat in glob.glob("/proc/[0-9]*/stat"):
-        with suppress(OSError), open(stat) as file:  # "NUMBER (NAME) STATE PARENT ..."; a name may have brackets
-            if int(file.read().rpartition(")")[2].split()[1]) == os.getpid():
+        # "NUMBER (NAME) STATE PARENT ..."; a name may have brackets, and is cut after 15 bytes, even within a character
+        with suppress(OSError), open(stat, "rb") as file:
+            if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
                 found.append(int(stat.split("/")[2]))
     return found
 
@@ -201,14 +203,22 @@ def _children() -> list[int]:
 def _confine(supervisor: int, memory_gib: float | None) -> None:
     """Set up the child: it leads a process group, dies with its supervisor, and has limited memory."""
     os.setpgid(0, 0)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if memory_gib is not None:
-            resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
-    if os.getppid() != supervisor:  # the supervisor died before the call of prctl
-        os._exit(0)
+    if sys.platform == "linux" and memory_gib is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
+    die_with(supervisor)
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
+
+
+def die_with(owner: int) -> None:
+    """In a new process, before it begins: on Linux it is killed when its parent `owner` has ended, even in the middle
+    of a call.
+
+    Example: subprocess.Popen(command, preexec_fn=partial(die_with, os.getpid()))"""
+    if LIBRARY is not None:
+        LIBRARY.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != owner:  # it ended before the call of prctl
+        os._exit(1)
 
 
 def _serve(call: Call, progress: "memoryview[float]", pipe: Connection) -> None:

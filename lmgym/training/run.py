@@ -4,6 +4,7 @@ runs/NAME/
     recipe.yaml         the resolved recipe; `lmgym train runs/NAME` resumes from it
     machine.json        precision, threads, versions: chosen once, see machine.py
     metrics.jsonl       one record a step and an evaluation
+    timings.jsonl       the seconds of each step's parts
     rollouts.jsonl      a tracked prompt's answers in each step
     traces/             a table of each step's answers, and every number of some of them, see logs/traces/trace.py
     tokenizer/          what the ids in traces/ are read with
@@ -18,6 +19,7 @@ runs/NAME/
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -41,6 +43,8 @@ from lmgym.training.sampler_gap import GapLimits
 from lmgym.types import Example
 
 DEFAULT_FOLDER = "runs/run"
+AS_ONE = 0.25  # seconds between signals that count as one
+GLANCE = 0.5  # seconds for which a look at the lock (logs/run_state.py) may hold it
 
 
 @dataclass(frozen=True)
@@ -183,28 +187,39 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> IO[str]:
     with disk_errors(folder):
         make_folder(folder)
         file = open(folder / ".lock", "a", opener=at_once)  # noqa: SIM115 (train closes it)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise LmgymError(f"another process is training in {folder}; wait for it, or choose another out=") from error
-    except OSError as error:  # some network file systems
-        warn(f"the file system of {folder} cannot lock a file ({error.strerror}); see to it that no other process "
-             "trains there")  # fmt: skip
-    return file
+    end = time.monotonic() + GLANCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError as error:
+            if time.monotonic() < end:
+                time.sleep(0.02)
+                continue
+            file.close()
+            raise LmgymError(f"another process is training in {folder}; wait for it, or choose another out=") from error
+        except OSError as error:  # some network file systems
+            warn(f"the file system of {folder} cannot lock a file ({error.strerror}); see to it that no other process "
+                 "trains there")  # fmt: skip
+            return file
 
 
 @contextmanager
 def stop_signals(run: Run) -> Iterator[None]:
     """Ctrl-C, SIGTERM and a lost terminal (SIGHUP) ask the loop to stop after the step in flight; a second Ctrl-C or
-    SIGTERM stops at once and loses it. Under nohup, which ignores SIGHUP, it stays ignored."""
+    SIGTERM stops at once and loses it, unless it comes within `AS_ONE` seconds. Under nohup, which ignores SIGHUP, it
+    stays ignored."""
+    first = 0.0
 
     def ask(number: int, frame: Any) -> None:
+        nonlocal first
         if run.asked_to_stop:
-            if number == signal.SIGHUP:  # the kernel and the shell may both send it
+            # The kernel and the shell may both send SIGHUP; and whoever signals all processes of a job signals us and
+            # torchrun or a sweep, which passes its signal on to us.
+            if number == signal.SIGHUP or time.monotonic() - first < AS_ONE:
                 return
             raise KeyboardInterrupt
-        run.asked_to_stop = True
+        run.asked_to_stop, first = True, time.monotonic()
         run.console.say("stopping after this step; once more to stop at once, without it")
 
     before = {}

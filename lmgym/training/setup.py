@@ -43,7 +43,7 @@ from lmgym.tasks.rows.unfit import telling
 from lmgym.tasks.streamed import first_of
 from lmgym.training.callbacks import Callbacks, make_callbacks
 from lmgym.training.checkpoints import checkpoint
-from lmgym.training.machine import Machine, choose_machine
+from lmgym.training.machine import Machine, as_first, check_gpus, check_ranks, choose_machine
 from lmgym.training.opening import Begun, Loaded, find_progress, lock_begun, open_run
 from lmgym.training.planning.lengths import without_long
 from lmgym.training.planning.memory_plan import plan_sentence, within_memory
@@ -99,6 +99,8 @@ def start(config: Config, console: Console | None = None, ranks: Ranks = ALONE) 
 def load(config: Config, begun: Begun, ranks: Ranks, say: Callable[[str], None]) -> Loaded:
     """Machine, data and policy. Each is checked as soon as it can be: what the configuration and the tokenizer tell is
     known before any weight is loaded."""
+    check_ranks(config.policy, ranks.size)
+    check_gpus(config.policy, ranks)
     machine = choose_machine(config, begun.folder)  # threads and precision, chosen once
     data = load_data(config)  # examples of all stages and splits; rewards find their references
     stands_on = fingerprint.of_recipe(config, data)
@@ -109,16 +111,16 @@ def load(config: Config, begun: Begun, ranks: Ranks, say: Callable[[str], None])
     if machine.memory_gib is not None:
         say(plan_sentence(machine))
     policy = load_weights(config.policy, config.seed, machine, begun.weights, model.tokenizer)
+    machine = machine.of_policy(policy)
+    if (first := as_first(machine, ranks)) != machine:
+        del policy
+        machine, policy = first, load_weights(config.policy, config.seed, first, begun.weights, model.tokenizer)
     give_memory_back()
     policy.had_updates(begun.progress.version)
     data = without_long(config, data, policy)
     for sentence in data.told:
         say(sentence)
     check_fit(config, data, policy, say)  # lengths of prompts and references
-    compute, path = str(policy.compute).removeprefix("torch."), "fast" if policy.fast else "plain"
-    kernels, update_kernels = ("native" if used else "torch" for used in (policy.native, policy.trains_native))
-    machine = replace(machine, compute=compute, path=path, prepacked=policy.prepacked)
-    machine = replace(machine, kernels=kernels, update_kernels=update_kernels)
     stands_on |= fingerprint.of_machine(machine, policy, ranks, config.distributed.sharding)
     stands_on["read"] = contents.with_models(stands_on["read"], config)  # those of the Hub are here now
     if config.distributed.sharding == "fsdp":

@@ -63,5 +63,11 @@ def write_note(folder: Path, answer: Mapping[str, Any], text: str, tags: list[st
             said = {"score": answer["score"], "note": text, "tags": tags}
             notes.append(place | kept | said | {"time": datetime.now(UTC).isoformat(timespec="seconds")})
         lines = "".join(json.dumps(note) + "\n" for note in notes)
-        replace_file(inside(folder, NOTES), lambda file: file.write(lines.encode()))
+        for last in (False, True):  # a run that resumes just then may take the new file for one that a kill has left
+            try:
+                replace_file(inside(folder, NOTES), lambda file: file.write(lines.encode()))
+                break
+            except LmgymError as error:
+                if last or not isinstance(error.__cause__, FileNotFoundError):
+                    raise
     return notes

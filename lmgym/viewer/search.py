@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lmgym.core.errors import LmgymError
+from lmgym.core.errors import LmgymError, describe
 from lmgym.logs.records import ROLLOUTS, TIMINGS
 from lmgym.logs.timings import timing_columns
 from lmgym.logs.traces import trace as traces
@@ -177,11 +177,16 @@ class Search:
 
     def _work(self) -> None:
         try:
+            with self.run.lock:  # what is read of it must not grow meanwhile
+                jobs = _jobs(self.run, self.pattern, self.filters)
             with ProcessPool("lmgym.viewer.search:search_step", count=2) as pool:
-                self._look(pool, _jobs(self.run, self.pattern, self.filters))
+                self._look(pool, jobs)
         except LmgymError as error:
             self.sentence = str(error)
-        self.done = True
+        except Exception as error:  # records of someone else's making; the page must not wait for ever
+            self.sentence = f"the search ended: {describe(error)}"
+        finally:
+            self.done = True
 
     def _look(self, pool: ProcessPool, jobs: Sequence[Mapping[str, Any]]) -> None:
         self.steps, end, slow = len(jobs), time.monotonic() + self.seconds, 0

@@ -49,7 +49,7 @@ class Asked:
 
     def begin_search(self, path: Tree, body: Tree) -> Tree:
         for key in list(self.searches)[: max(0, len(self.searches) - MOST_SEARCHES + 1)]:
-            self.searches.pop(key).cancel()
+            _cancel(self.searches.pop(key, None))
         with _said():
             filters = [(str(name), str(operator), float(value)) for name, operator, value in body.get("filters", [])]
             seconds = min(float(body.get("seconds", 60.0)), LONGEST_SEARCH)
@@ -61,7 +61,7 @@ class Asked:
         with _said():
             question = Question(run_of(self.runs, str(body["run"])), body)
         for key in list(self.questions):  # one model at a time in the memory of this machine
-            self.questions.pop(key).cancel()
+            _cancel(self.questions.pop(key, None))
         self.questions[question.key] = question
         return question.tree()
 
@@ -84,6 +84,12 @@ class Asked:
 
     def _begun(self, path: Tree) -> Search | Question | None:
         return self.searches.get(path["key"]) or self.questions.get(path["key"])
+
+
+def _cancel(one: Search | Question | None) -> None:
+    """Cancel what was taken out; None if another request, of another tab, has just done so."""
+    if one is not None:
+        one.cancel()
 
 
 def application(runs: Sequence[RunRecords]) -> Any:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, cast
 
 from lmgym.core.errors import LmgymError
-from lmgym.core.output import styled
+from lmgym.core.output import rich_settings, styled
 from lmgym.viewer.runs import RunRecords
 from lmgym.viewer.screens import Screen, curves_screen, words
 
@@ -37,7 +37,7 @@ def show(runs: Sequence[RunRecords]) -> None:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise LmgymError("`lmgym view --text` needs a terminal; run it in one, or write a file with --html")
-    console = Console(file=cast(TextIO, styled(sys.stdout)), highlight=False, markup=False, emoji=False)
+    console = Console(file=cast(TextIO, styled(sys.stdout)), **rich_settings())
     with _keyboard() as keys, console.screen(hide_cursor=True):
         Terminal(console, runs).run(keys)
 

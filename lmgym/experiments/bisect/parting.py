@@ -60,8 +60,10 @@ def find_parting(first: Path, second: Path) -> Parting:
     common = [place for place in steps[0] if place in steps[1]]
     if not common:
         raise LmgymError(f"{first} and {second} have no step in common")
+    traced = set(shards(first)) & set(shards(second))
     for count, place in enumerate(common):
-        found = sorted(_step_differences((first, second), place, [own[place] for own in steps]), key=lambda one: one[0])
+        folders = (first, second) if place in traced else ()
+        found = sorted(_step_differences(folders, place, [own[place] for own in steps]), key=lambda one: one[0])
         if found:
             _, name, where, values = found[0]
             parts = dict.fromkeys(ORDER[one[0]][0] if one[0] < len(ORDER) else "other numbers" for one in found)
@@ -81,8 +83,8 @@ Found = tuple[int, str, str, tuple[Any, Any]]  # place in ORDER, name, where, bo
 
 
 def _step_differences(folders: Sequence[Path], place: tuple[int, int], records: Sequence[Record]) -> Iterator[Found]:
-    """All that differs in a step: in the tables and answers of traces/, if both have them, and in metrics.jsonl."""
-    if all(place in shards(folder) for folder in folders):
+    """All that differs in a step: in metrics.jsonl, and in the tables and answers of traces/ in these folders."""
+    if folders:
         try:
             yield from _traced(folders, place)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

@@ -145,9 +145,14 @@ def _weighted(optimizer: Optimizer, answer: Tensors, gradients: Tensors) -> tupl
 def _clip(optimizer: Optimizer, gradients: Tensors) -> float:
     """By what all gradients are multiplied so that their norm is at most the recipe's."""
     limit = optimizer.section.max_gradient_norm
-    norm = float(torch.stack([gradient.double().norm() for gradient in gradients]).norm())
+    norm = float(torch.stack([_wide(gradient).norm() for gradient in gradients]).norm())
     return min(1.0, limit / (norm + 1e-6)) if limit else 1.0  # as torch's clip_grad_norm_ has it
 
 
 def _dot(one: Tensors, other: Tensors) -> float:
-    return sum(float((a.double() * b.double()).sum()) for a, b in zip(one, other, strict=False))
+    return sum(float((_wide(a) * _wide(b)).sum()) for a, b in zip(one, other, strict=False))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In fp64; on the CPU, if the tensor lies on an Apple GPU, which has no fp64."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
