@@ -22,7 +22,7 @@ from rich.text import Text
 
 from lmgym.core import progress
 from lmgym.core.errors import shortened
-from lmgym.core.output import HarmlessOutput, SurvivingOutput, columns_of, styled
+from lmgym.core.output import HarmlessOutput, SurvivingOutput, columns_of, rich_settings, styled
 from lmgym.core.visible import visible
 from lmgym.logs.formatting import decimal, number, shorten, status, table_lines
 from lmgym.stats.intervals import Interval, change
@@ -96,7 +96,7 @@ class Console:
     ):
         self._output = styled(file or sys.stdout)
         file = cast(TextIO, self._output)
-        self._rich = rich.console.Console(file=file, markup=False, emoji=False, highlight=False, quiet=quiet)
+        self._rich = rich.console.Console(file=file, quiet=quiet, **rich_settings())
         self._encoding = getattr(file, "encoding", None) or "utf-8"
         self._told_of_loss = False
         self._terminal = not quiet and file.isatty() and self._rich.is_terminal and not self._rich.is_dumb_terminal

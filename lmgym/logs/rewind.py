@@ -4,8 +4,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lmgym.core.files import HIDDEN, replacing
-from lmgym.logs.records import FILES, METRICS, Record, lines
+from lmgym.logs.records import FILES, METRICS, Record, at_once, lines
 from lmgym.logs.writer import disk_errors
+
+COPIED = 2**20  # bytes at once
 
 
 def rewind(
@@ -18,8 +20,9 @@ def rewind(
     the evaluation of step s is written before checkpoint s (but at step 0 of a stage after it, unless the stage has
     `begun`: it stopped early there). `counted` is the number of records of each file when the checkpoint was written;
     None: not known, as in folders of older versions. What comes after so many is not read: a power failure may have
-    left anything there. The new file replaces the old one atomically, so a kill in between does no harm. Raises
-    LmgymError, with file and line, for a line that is not a record among those that are kept.
+    left anything there. A new file replaces the old one atomically, so a kill in between does no harm; a file that has
+    nothing to be cut stays. Raises LmgymError, with file and line, for a line that is not a record among those that are
+    kept.
 
     Example: rewind(Path("runs/a"), stage=1, step=40)   # the run goes on with step 40 of its second stage"""
     sentences = []
@@ -35,27 +38,44 @@ def rewind(
 
 
 def _rewind(path: Path, stage: int, step: int, expected: int | None, begun: bool) -> tuple[int, set[tuple[int, int]]]:
-    """Rewrite one file; returns the number of records that were kept, and the (stage, step) of the train records."""
-    count, trained = 0, set[tuple[int, int]]()
+    """Cut one file; returns the number of records that were kept, and the (stage, step) of the train records."""
+    count, trained, spans = 0, set[tuple[int, int]](), list[tuple[int, int]]()
     if not path.is_file():
         return count, trained
-    with disk_errors(path), replacing(path) as file:
-        for line, record in _before(path, stage, step, expected, begun):
-            file.write(line)
+    with disk_errors(path):
+        for begin, end, record in _before(path, stage, step, expected, begun):
+            first = spans.pop()[0] if spans and spans[-1][1] == begin else begin
+            spans.append((first, end))
             count += 1
             if record["kind"] == "train":
                 trained.add((record["stage"], record["step"]))
+        # It stays as it is if nothing is cut. But what the run appends must not go through a link, or into the copy
+        # that `cp -al` makes.
+        whole = spans == [(0, path.stat().st_size)] or not path.stat().st_size
+        if not whole or path.is_symlink() or path.stat().st_nlink > 1:
+            _keep(path, spans)
     return count, trained
 
 
-def _before(path: Path, stage: int, step: int, expected: int | None, begun: bool) -> Iterable[tuple[bytes, Record]]:
-    """The lines written before a checkpoint: those of earlier steps, and at most `expected` of them."""
-    count = 0
+def _keep(path: Path, spans: Iterable[tuple[int, int]]) -> None:
+    """Rewrite a file with these parts of it alone, each from one offset to another. Raises OSError."""
+    with open(path, "rb", opener=at_once) as old, replacing(path) as new:
+        for begin, end in spans:
+            old.seek(begin)
+            while piece := old.read(min(end - old.tell(), COPIED)):
+                new.write(piece)
+
+
+def _before(path: Path, stage: int, step: int, expected: int | None, begun: bool) -> Iterable[tuple[int, int, Record]]:
+    """The lines written before a checkpoint, as (first byte, end, record): those of earlier steps, and at most
+    `expected` of them."""
+    count = end = 0
     if expected == 0:
         return
     for line, record in lines(path):
+        begin, end = end, end + len(line)
         if _belongs(record, stage, step, begun):
-            yield line, record
+            yield begin, end, record
             count += 1
             if count == expected:
                 return

@@ -14,6 +14,7 @@ import yaml
 from lmgym.core import registry
 from lmgym.core.availability import NEEDS
 from lmgym.core.errors import LmgymError, describe
+from lmgym.core.files import replacing
 from lmgym.core.registry import register
 
 Row = dict[str, Any]  # an answer: prompt, answer, reference, score, and the rewards by name
@@ -175,8 +176,9 @@ def open_sink(name: str, folder: Path, recipe: Mapping[str, Any], start: int) ->
 def identity(path: Path, prefix: str) -> str:
     """What a tracker knows this run folder by: made once and kept in a file, so that a resumed run goes on in the same
     run, and another folder of the same name is another run."""
-    if not path.exists():
-        path.write_text(prefix + uuid.uuid4().hex[: 8 if prefix else 16])
+    if not path.exists() or not path.read_text():  # an older version may have left an empty one
+        with replacing(path) as file:
+            file.write((prefix + uuid.uuid4().hex[: 8 if prefix else 16]).encode())
     return path.read_text()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from lmgym.core.errors import LmgymError, warn
 from lmgym.core.registry import register
 from lmgym.processes.pool import Failure, shared
-from lmgym.rewards.foreign.reasoning_gym import TAGGED, restored
+from lmgym.rewards.foreign.reasoning_gym import last_tagged, restored
 from lmgym.rewards.maths.final_answer import extract_answer
 from lmgym.types import Example
 
@@ -87,8 +87,9 @@ best_score.prepare = _prepare  # type: ignore[attr-defined]
 
 def _answers(text: str, strict: bool) -> list[str]:
     """The candidates for the text's answer; the best of them counts."""
-    answers = [tagged.strip() for tagged in TAGGED.findall(text)[-1:]]
-    if not answers and not strict:
+    tagged = last_tagged(text)
+    answers = [] if tagged is None else [tagged]
+    if tagged is None and not strict:
         answers = list(dict.fromkeys([extract_answer(text, strict=True) or text.strip(), text.strip()]))
     return [answer for answer in answers if len(answer) <= LONGEST]
 

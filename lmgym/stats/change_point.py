@@ -11,6 +11,7 @@ from lmgym.core import seeds
 
 LEAST = 5  # numbers on either side of a change
 CELLS = 2**20  # numbers of curves that are fitted at once
+FEWEST = 64  # curves that are drawn at once, also long ones: the loop over their numbers is Python's
 Numbers = npt.NDArray[np.float64]
 
 
@@ -47,12 +48,13 @@ def change_point(values: Sequence[float], draws: int = 999, seed: int = 0) -> Ch
     residuals = np.concatenate([curve[one] - np.polyval(np.polyfit(x[one], curve[one], 1), x[one]) for one in parts])
     largest, above = float(statistics.max()), 0
     memory = _memory(residuals)
-    generator, rows = seeds.generator(seed, "change point"), max(CELLS // count, 1)
+    generator, rows = seeds.generator(seed, "change point"), max(CELLS // count, FEWEST)
     for begin in range(0, draws, rows):
         noise = generator.normal(size=(min(rows, draws - begin), count))
         for at in range(1, count):
             noise[:, at] = memory * noise[:, at - 1] + math.sqrt(1 - memory**2) * noise[:, at]
-        above += int((_f_statistics(noise).max(1) >= largest).sum())
+        for part in np.array_split(noise, -(-noise.size // CELLS)):
+            above += int((_f_statistics(part).max(1) >= largest).sum())
     own = np.asarray(values, dtype=np.float64)
     lines = [np.polyfit(x[part], own[part], 1) for part in parts]
     ends = [float(np.polyval(line, place - 0.5)) for line in lines]

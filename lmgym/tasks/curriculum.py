@@ -62,14 +62,19 @@ class Curriculum:
     def at(self, step: int, draw: int = 0) -> list[Example]:
         """The examples of this step. A further `draw`, asked for after the one before, goes on behind it. Until
         `advance` is called, the same draw has the same examples."""
-        position, awake = self._ends[draw - 1] if draw else self.position, list[Example]()
+        position, awake, passed = self._ends[draw - 1] if draw else self.position, list[Example](), 0
         while len(awake) < self.stream.prompts_per_step:
             example = self.stream.example(position)
             epoch = position // self.size
+            position += 1
             if self.resting.get(example.id, 0) <= epoch:
                 awake.append(example)
                 self._asked[example.id] = max(epoch, self._asked.get(example.id, 0))
-            position += 1
+                continue
+            passed += 1
+            if passed % self.size == 0:  # perhaps all rest, for a million epochs: on to the first that has one awake
+                first = min(self.resting.get(one.id, 0) for one in self.stream.examples)
+                position = max(position, first * self.size)
         self._ends[draw] = position
         return awake
 

@@ -101,8 +101,10 @@ def _check_keys(
 ) -> None:
     """Raise LmgymError for keys that are missing, unknown, out of bounds, or do not go together."""
     check_shares(**shares)
-    if (path is None) == (hub_id is None):
-        raise LmgymError("key 'task.path' is missing; 'task' needs it, or task.hub_id, and not both")
+    if path is not None and hub_id is not None:
+        raise LmgymError("task.path and task.hub_id are both given; write one of them")
+    if path is None and hub_id is None:
+        raise LmgymError("key 'task.path' is missing; 'task' needs it, or task.hub_id")
     for name in splits:
         if name not in SPLITS:
             raise LmgymError(f"task.splits names '{name}'; {suggest(name, SPLITS)}")
@@ -261,10 +263,14 @@ class _Data:
         counts = dict(zip(("test", "validation", "train"), np.bincount(parts, minlength=3).tolist(), strict=True))
         if len(parts) and not counts[split]:
             rows = ", ".join(f"{part} {counts[part]:,}" for part in SPLITS)
-            share = f"raise task.{split} ({self.shares[split]:g})" if split != "train" else "lower task.test"
+            remedy = (
+                f"raise task.{split} ({self.shares[split]:g}), or give the split a path of its own, task.{split}_path"
+                if split != "train"
+                else "lower task.test or task.validation"
+            )
             raise LmgymError(
                 f"task 'data' has no examples in split '{split}': a hash of the prompts shares {len(parts):,} rows out "
-                f"(rows: {rows}); {share}, or give the split a path of its own, such as task.test_path"
+                f"(rows: {rows}); {remedy}"
             )
         return np.flatnonzero(parts == list(counts).index(split))
 

@@ -92,10 +92,14 @@ def shared_out(
     counts = Counter(map(part_of, train))
     if train and not counts[split]:
         rows = ", ".join(f"{part} {counts[part]:,}" for part in SPLITS)
-        remedy = f"raise task.{split}" if split != "train" else "lower task.test"
+        remedy = (
+            f"raise task.{split}, or give the split data of its own"
+            if split != "train"
+            else "lower task.test or task.validation"
+        )
         raise LmgymError(
             f"task '{task}' has no examples in split '{split}': a hash of the prompts shares {len(train):,} rows out "
-            f"(rows: {rows}); {remedy}, or give the split data of its own"
+            f"(rows: {rows}); {remedy}"
         )
     return [one for one in train if part_of(one) == split and told_apart(one.prompt) not in held_out]
 

@@ -37,8 +37,11 @@ class Stream:
     priority_scale: float = 0.0
     interleave: bool = True
     shuffle: bool = True
-    _orders: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _orders: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of each draw the newest epoch that was asked for, and its order: only a cache."""
     _members: dict[str, "Stream"] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _sums: np.ndarray | None = field(default=None, init=False, repr=False, compare=False)
+    """With priorities: the cumulative probabilities [examples]."""
 
     def __post_init__(self) -> None:
         if not self.examples:
@@ -48,11 +51,14 @@ class Stream:
         if self.priority_scale:
             refusal = "priority_scale needs the weights of all examples; remove it, or task.streaming"
             object.__setattr__(self, "examples", in_memory(self.examples, refusal))
-            self._priorities()  # raises now for an example with a wrong weight
+            object.__setattr__(self, "_sums", self._priorities().cumsum())
         for task in weights_of(self.examples[0]) if self.interleave else ():
             own = [example for example in self.examples if example.meta.get("task") == task]
             if not own:
-                raise LmgymError(f"no example of the mixture's task '{task}' is left; raise task.limit")
+                raise LmgymError(
+                    f"no example of the mixture's task '{task}' is left; raise task.limit, if there is one, or take "
+                    "the task out, if task.unfit has left out all of its rows"
+                )
             self._members[task] = Stream(
                 own, self.seed, self.prompts_per_step, self.priority_scale, interleave=False, shuffle=self.shuffle
             )
@@ -95,10 +101,10 @@ class Stream:
             tasks = [*weights]
             return [self._members[tasks[member]]._take(index, 1, draw)[0] for member, index in slots]
         # Priorities: one uniform number per position, looked up in the cumulative probabilities.
-        if self.priority_scale:
+        if self._sums is not None:
             key = seeds.key(self.seed, "data", draw, "priority")
             uniforms = seeds.uniforms([key], first, count)[0]
-            indices = np.searchsorted(self._priorities().cumsum(), uniforms, side="right")
+            indices = np.searchsorted(self._sums, uniforms, side="right")
             return [self.examples[min(int(index), len(self.examples) - 1)] for index in indices]
         # Epochs: a permutation for each.
         return [self.examples[self._index(position, draw)] for position in range(first, first + count)]
@@ -108,12 +114,10 @@ class Stream:
         epoch, index = divmod(position, len(self.examples))
         if not self.shuffle:
             return index
-        order = self._orders.get((draw, epoch))
-        if order is None:
+        cached, order = self._orders.get(draw, (-1, None))
+        if order is None or cached != epoch:
             order = seeds.permutation(len(self.examples), self.seed, "data", draw, epoch)
-            if len(self._orders) > 3:  # only a cache; a cleared order is computed again
-                self._orders.clear()
-            self._orders[draw, epoch] = order
+            self._orders[draw] = epoch, order
         return int(order[index])
 
     def _priorities(self) -> np.ndarray:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmgym.core.errors import LmgymError
 from lmgym.types import Episode
@@ -125,6 +125,22 @@ def repeated_share(ids: Sequence[int]) -> float:
         return math.nan
     grams = list(zip(*(ids[place:] for place in range(GRAM)), strict=False))
     return 1 - len(set(grams)) / len(grams)
+
+
+class Bounds(NamedTuple):
+    """A mean and its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bounds_of(record: Record, name: str) -> Bounds | None:
+    """A metric of an evaluation's record; None where it has no interval, which says how much may be chance.
+
+    Example: bounds_of({"reward": 0.5, "reward/low": 0.4, "reward/high": 0.6}, "reward") -> Bounds(0.5, 0.4, 0.6)"""
+    middle, low, high = (bounded(record.get(f"{name}{end}")) for end in ("", "/low", "/high"))
+    return None if middle is None or low is None or high is None else Bounds(middle, low, high)
 
 
 def bounded(value: Any) -> float | None:

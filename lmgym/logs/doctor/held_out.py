@@ -1,9 +1,8 @@
 """What the doctor's rules ask of a run's evaluations: how metrics of held-out examples changed, beside the reward."""
 
 from statistics import fmean as mean
-from typing import NamedTuple
 
-from lmgym.logs.doctor.facts import Record, bounded
+from lmgym.logs.doctor.facts import Bounds, bounds_of
 from lmgym.logs.doctor.history import History, rose
 
 GAIN = 0.1
@@ -18,14 +17,6 @@ ALWAYS_EVALUATED = (
     "reference_nll",
 )
 LOWER_IS_BETTER = ("perplexity", "causal_perplexity")
-
-
-class Bounds(NamedTuple):
-    """A mean and its interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 def relative_gain(history: History) -> float | None:
@@ -49,21 +40,10 @@ def goal_metric(history: History) -> str | None:
     return None
 
 
-def held_out_values(history: History, name: str) -> dict[int, Bounds]:
-    """A held-out metric by the step of its evaluation, of those that have it with an interval."""
-    found = {int(record["step"]): _bounds_of(record, name) for record in history.evaluations}
-    return {step: bounds for step, bounds in found.items() if bounds is not None}
-
-
 def held_out_change(history: History, name: str) -> tuple[Bounds, Bounds] | None:
     """A held-out metric in the first and in the newest evaluation. None with fewer than two evaluations, or without
     intervals, which say how much of a change may be chance."""
     if len(history.evaluations) < 2:
         return None
-    before, after = (_bounds_of(history.evaluations[end], name) for end in (0, -1))
+    before, after = (bounds_of(history.evaluations[end], name) for end in (0, -1))
     return None if before is None or after is None else (before, after)
-
-
-def _bounds_of(record: Record, name: str) -> Bounds | None:
-    middle, low, high = (bounded(record.get(f"{name}{end}")) for end in ("", "/low", "/high"))
-    return None if middle is None or low is None or high is None else Bounds(middle, low, high)

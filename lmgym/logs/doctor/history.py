@@ -13,7 +13,7 @@ from itertools import chain
 from statistics import fmean as mean
 from typing import Literal
 
-from lmgym.logs.doctor.facts import Answer, Facts, Record, bounded
+from lmgym.logs.doctor.facts import Answer, Bounds, Facts, Record, bounded, bounds_of
 
 WINDOW = 10
 """Steps in a mean. The reward of a single step is noisy; a run that is shorter is not judged."""
@@ -60,6 +60,11 @@ class History:
         self.steps = array("q")
         self.columns: dict[str, array[float]] = {}
         self.evaluations: list[Record] = []
+        self.held_out: tuple[Bounds, tuple[int, Bounds], Bounds] | None = None
+        """The held-out reward of the first evaluation, of the one that is best for certain (the highest `low`) with its
+        step, and of the newest, of those that have an interval."""
+        self.looks: dict[str, list[int]] = {}
+        """By column "watch/REWARD/answers": the places of the steps in which the reward watch has tried answers."""
         self.answers: deque[Answer] = deque(maxlen=ANSWERS)
         self.ranges: dict[str, tuple[float, float]] = {}
         """Lowest and highest value of the score (""), and of each component, in any tracked answer."""
@@ -83,6 +88,8 @@ class History:
             column = self.columns.setdefault(name, array("d"))
             column.extend([math.nan] * (len(self.steps) - len(column)))
             column.append(value)
+            if value > 0 and name.startswith("watch/") and name.endswith("/answers"):
+                self.looks.setdefault(name, []).append(len(self.steps))
         self.steps.append(record["step"])
         for answer in answers:
             self.answers.append(answer)
@@ -99,8 +106,12 @@ class History:
         """Take an evaluation's record, unless the newest one is of the same step. Only those of the first split are
         kept: a final one has other prompts."""
         known = self.evaluations
-        if not known or (known[0].get("split") == record.get("split") and known[-1]["step"] != record["step"]):
-            known.append(record)
+        if known and (known[0].get("split") != record.get("split") or known[-1]["step"] == record["step"]):
+            return
+        known.append(record)
+        if new := bounds_of(record, "reward"):
+            first, best, _ = self.held_out or (new, (int(record["step"]), new), new)
+            self.held_out = first, (int(record["step"]), new) if new.low > best[1].low else best, new
 
     def first(self, name: str) -> list[float]:
         """The numbers of the first window; empty where the run is shorter, or half of the window has none."""

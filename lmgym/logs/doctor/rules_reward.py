@@ -4,7 +4,7 @@ import math
 from statistics import fmean as mean
 
 from lmgym.logs.doctor.facts import bounded
-from lmgym.logs.doctor.held_out import goal_metric, held_out_change, held_out_values, relative_gain
+from lmgym.logs.doctor.held_out import goal_metric, held_out_change, relative_gain
 from lmgym.logs.doctor.history import ERRORS, SOLVED, WINDOW, History, Level, Sign, errors_apart, fell, rose
 
 EQUAL_GROUPS, NO_GROUPS = 0.8, 0.95
@@ -54,12 +54,10 @@ def reward_collapse(history: History) -> Sign | None:
             what = f"the reward has fallen to {mean(recent):.3g}; it was {best:.3g} in the steps up to step {step + 1}"
             return Sign("severe", what, remedy, "reward", mean(recent), limit)
     # 2. In evaluations, where intervals do not overlap, and in training too, if it had ever come so far.
-    known = held_out_values(history, "reward")
-    if len(known) < 2:
+    if history.held_out is None:
         return None
-    step = max(known, key=lambda step: known[step].low)
-    top, now = known[step], known[max(known)]
-    limit = max(top.mean - LOST * (high - low), _gain_lost(top.mean, known[min(known)].mean, high - low))
+    begun, (step, top), now = history.held_out
+    limit = max(top.mean - LOST * (high - low), _gain_lost(top.mean, begun.mean, high - low))
     falls_too = fell(values, recent) or top.mean > best
     if now.mean > limit or now.high >= top.low or not falls_too:
         return None
@@ -119,16 +117,15 @@ def reward_hole(history: History) -> Sign | None:
     """The newest looks of the reward watch agree on a trick that raises the pay of the policy's best answers."""
     found = dict[tuple[str, str], float]()
     tried = dict[str, list[tuple[int, float]]]()
-    for column in history.columns:
-        reward = column.removeprefix("watch/").removesuffix("/answers")
-        if column != f"watch/{reward}/answers":
-            continue
+    for column, places in history.looks.items():
         # 1. The newest looks at this reward, as (place, answers), until there are enough answers.
-        counts, looks = history.columns[column], tried.setdefault(reward, [])
-        for place in range(len(counts) - 1, -1, -1):
-            if sum(count for _, count in looks) < LOOKED_AT and counts[place] > 0:
-                looks.append((place, counts[place]))
-        total = sum(count for _, count in looks)
+        reward = column.removeprefix("watch/").removesuffix("/answers")
+        counts, looks, total = history.columns[column], tried.setdefault(reward, []), 0.0
+        for place in reversed(places):
+            if total >= LOOKED_AT:
+                break
+            looks.append((place, counts[place]))
+            total += counts[place]
         # 2. What each trick has gained in all of them; of one that a look lacks nothing is said (NaN).
         for name, own in history.columns.items():
             if total >= LOOKED_AT and name.startswith(f"watch/{reward}/trick/"):

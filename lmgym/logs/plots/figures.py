@@ -79,15 +79,24 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
         >>> running_mean(np.array([0.0, 3.0, 6.0, np.nan, np.nan]), 3).tolist()
         [1.5, 3.0, 4.5, 6.0, nan]
     """
-    # Sum and count by convolution, so that NaN values count as missing.
-    present = np.isfinite(values)
-    kernel = np.ones(min(window, 2 * len(values) - 1))
-    total = np.convolve(np.where(present, values, 0.0), kernel, "full")
-    count = np.convolve(present.astype(float), kernel, "full")
-    half = len(kernel) // 2
-    chosen = slice(half, half + len(values))
-    seen = np.round(count[chosen])
-    return np.where(seen > 0, total[chosen] / np.maximum(seen, 1), np.nan)
+    present, half = np.isfinite(values), min(window // 2, len(values) - 1)
+    total, seen = (_sums_around(one, half) for one in (np.where(present, values, 0.0), present.astype(float)))
+    return np.where(seen > 0, total / np.maximum(seen, 1), np.nan)
+
+
+def _sums_around(values: np.ndarray, half: int) -> np.ndarray:
+    """The sum of each number [n] and of `half` numbers on either side; fewer at the ends.
+
+    A sum goes across two blocks of its own length: the end of one and the beginning of the next. So the time does not
+    grow with `half`, and nothing is subtracted: differences of one cumulative sum would be noise behind an outlier."""
+    count, width = len(values), 2 * half + 1
+    padded = np.zeros(-(-(count + 2 * half) // width) * width)
+    padded[half : half + count] = values
+    blocks = padded.reshape(-1, width)
+    beginnings, ends = blocks.cumsum(1), blocks[:, ::-1].cumsum(1)[:, ::-1]
+    ends[:, 0] = 0.0  # a whole block: it is its own beginning, too
+    sums: np.ndarray = ends.ravel()[:count] + beginnings.ravel()[2 * half : 2 * half + count]
+    return sums
 
 
 def finite(value: Any) -> TypeGuard[float]:

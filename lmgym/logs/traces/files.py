@@ -107,7 +107,8 @@ def open_shard(folder: Path, stage: int, step: int) -> Iterator[ZipFile]:
             break
         if found is None:
             raise LmgymError(
-                f"{traces} holds nothing of stage {stage + 1}, step {step + 1}; logs.traces says what a run keeps"
+                f"{traces} holds nothing of stage {stage + 1}, step {step + 1}; logs.traces and logs.traces_gib say "
+                "what a run keeps"
             )
         yield found
 

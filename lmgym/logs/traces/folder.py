@@ -29,7 +29,8 @@ SPARE = 0.9  # of its size, to which a folder that has grown too large is brough
 
 class TraceFolder:
     """Writes the steps of a run, joins them by hundreds, and keeps the folder within `most` bytes: the oldest steps
-    lose their answers first, and keep their table; the newest step is always whole. `warn` is told of damaged files.
+    lose their answers first and keep their table, which they lose by hundreds where tables alone are too much. The
+    newest step is always whole, and the newest hundred keep their tables. `warn` is told of damaged files.
 
     Example:
         >>> folder = TraceFolder(Path("runs/a"), most=2**30, warn=print)
@@ -115,7 +116,8 @@ def join_finished(traces: Path, stage: int, step: int) -> list[str]:
 
 def prune(traces: Path, most: float, after: Place | None = None) -> tuple[Place | None, list[str]]:
     """Take the answers out of the oldest steps, except for the newest file's, until the folder has at most `most`
-    bytes. Steps up to `after` are known to have none. Returns the last step that has none now, and a sentence for each
+    bytes; if that is not enough, delete the oldest files of a hundred steps, except for the newest whole hundred.
+    Steps up to `after` are known to have no answers. Returns the last step that has none now, and a sentence for each
     file that is damaged."""
     files, sentences = files_of(traces), list[str]()
     size = sum(path.stat().st_size for *_, path in files)
@@ -132,6 +134,13 @@ def prune(traces: Path, most: float, after: Place | None = None) -> tuple[Place 
             sentences.append(str(error))
             after = place if after is None else max(after, place)
         size += path.stat().st_size - before
+    current = pack_name(*files[-1][0]) if files else ""
+    hundreds = [path for _, several, path in files if several and path.name != current]
+    for path in hundreds[:-1]:
+        if size <= most:
+            break
+        size -= path.stat().st_size
+        path.unlink()
     return after, sentences
 
 

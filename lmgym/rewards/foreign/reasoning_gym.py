@@ -34,11 +34,21 @@ def from_reasoning_gym(function: Callable[..., Any], name: str = "") -> EpisodeR
         )
 
     def reward(episodes: list[Episode], **arguments: Any) -> list[float]:
-        answers = [(TAGGED.findall(episode.text) or [episode.text])[-1].strip() for episode in episodes]
+        tagged = [(episode.text, last_tagged(episode.text)) for episode in episodes]
+        answers = [text.strip() if own is None else own for text, own in tagged]
         entries = [entry_of(episode.example) for episode in episodes]
         return results_of([function(*both, **arguments) for both in zip(answers, entries, strict=True)])
 
     return foreign.finished(reward, ())  # type: ignore[no-any-return]
+
+
+def last_tagged(text: str) -> str | None:
+    """The content of a text's last <answer>...</answer>, without the white space around it; None without such tags.
+
+    Example: last_tagged("so <answer> 2 </answer>") -> "2" """
+    closed = text[: text.rfind("</answer>") + len("</answer>")]  # a tag behind it has no end to be searched for
+    found = TAGGED.findall(closed)
+    return found[-1].strip() if found else None
 
 
 def entry_of(example: Example) -> dict[str, Any]:

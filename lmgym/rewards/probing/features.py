@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-MARKS = re.compile(r"\\boxed|####|</?[a-z_]{2,12}>|\*\*|^#{1,6} |^\s*[-*] |[Aa]nswer(?: is|:)", re.MULTILINE)
+MARKS = re.compile(r"\\boxed|####|</?[a-z_]{2,12}>|\*\*|^#{1,6} |^[^\S\n]*[-*] |[Aa]nswer(?: is|:)", re.MULTILINE)
 WORD = re.compile(r"\w+")
 PRAISE = re.compile(
     r"\b(?:correct|perfect|certainly|absolutely|great|excellent|complete|verified|confident|sure|ignore|score|rating|"

@@ -91,6 +91,7 @@ def ter(texts: list[str], examples: list[Example], *, case_sensitive: bool = Fal
     metric = needed("sacrebleu.metrics", "ter").TER(case_sensitive=case_sensitive)
     pairs = zip(texts, references_of("ter", examples), strict=True)
     scores = [metric.sentence_score(text, references) for text, references in pairs]
+    _forget_texts(metric.tokenizer)
     rows = [[score.num_edits, score.ref_length] for score in scores]  # edits, and the mean length of the references
     return SufficientStatistics(np.array(rows, float).reshape(-1, 2), value)
 
@@ -148,7 +149,10 @@ def split_13a(text: str, reward: str = "sacre_bleu") -> list[str]:
     a digit. Raises LmgymError, in the name of `reward`, if sacrebleu is not installed.
 
     Example: split_13a("It's 3.5, well-known.") -> ["It's", '3.5', ',', 'well-known', '.']"""
-    return list(_tokenizer_13a(reward)(text.rstrip()).split())
+    tokenizer = _tokenizer_13a(reward)
+    tokens = list(tokenizer(text.rstrip()).split())
+    _forget_texts(tokenizer)
+    return tokens
 
 
 @cache
@@ -180,14 +184,21 @@ def _counts(
     metric = _counter(reward, tokenize, lowercase)
     pairs = zip(texts, references_of(reward, examples), strict=True)
     scores = [metric.sentence_score(text, references) for text, references in pairs]
+    _forget_texts(metric.tokenizer)
     return [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
 
 
 @cache
 def _counter(reward: str, tokenize: Tokenize, lowercase: bool) -> Any:
-    """sacrebleu's BLEU without smoothing, which would change the counts. The object caches the tokens of each text."""
+    """sacrebleu's BLEU without smoothing, which would change the counts."""
     options = {"tokenize": tokenize, "lowercase": lowercase, "smooth_method": "none"}
     return needed("sacrebleu.metrics", reward).BLEU(**options, effective_order=True)  # False warns for each text
+
+
+def _forget_texts(tokenizer: Any) -> None:
+    """Empty the caches of one of sacrebleu's tokenizers: each class keeps 65,536 texts for good."""
+    for one in (tokenizer, getattr(tokenizer, "_post_tokenizer", None)):
+        getattr(type(one).__call__, "cache_clear", lambda: None)()
 
 
 def _chrf_sums(reward: str, texts: Sequence[str], examples: Sequence[Example], **options: Any) -> SufficientStatistics:

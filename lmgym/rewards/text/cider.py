@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lmgym.core.constraints import PositiveFloat
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import read_text
 from lmgym.core.registry import register
@@ -58,7 +59,7 @@ def cider(
     examples: list[Example],
     *,
     documents: str | None = None,
-    sigma: float = 6.0,
+    sigma: PositiveFloat = 6.0,
     tokens: Tokens = "words",
 ) -> list[float]:
     """CIDEr-D, from 0 to 10: 10 exp(-d^2 / (2 sigma^2)) cos(text, reference), averaged over n = 1..4 and over all
@@ -108,7 +109,7 @@ def _scores(
     texts: Sequence[str], examples: Sequence[Example], idf: IDF | None, sigma: float, tokens: Tokens
 ) -> list[float]:
     if sigma <= 0:
-        raise LmgymError(f"key 'rewards.cider.sigma' must be above 0, not {sigma}")
+        raise LmgymError(f"sigma of CIDEr must be above 0, not {sigma}")
     vectors = cache(lambda text: _vectors(text, tokens, idf))  # the answers of a group have the same references
     values = []
     for text, references in zip(texts, references_of("cider", examples), strict=True):
@@ -161,7 +162,7 @@ def _document_frequencies(documents: Iterable[Sequence[str]], tokens: Tokens) ->
 @lru_cache(maxsize=4)
 def _read(path: str, tokens: Tokens) -> tuple[int, Counter[Gram]]:
     """The document frequencies of a file; see _document_frequencies."""
-    key = "key 'rewards.cider.documents'"
+    key = "key 'documents' of CIDEr"  # of the rewards cider and spider, by whatever name
     file = Path(path)
     if file.suffix not in (".txt", ".jsonl"):
         raise LmgymError(f"{key}: {path} must end in .txt (a document a line) or .jsonl (a list of texts a line)")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lmgym.core.constraints import Share
 from lmgym.core.errors import LmgymError
 from lmgym.core.registry import register
 from lmgym.rewards.text.bleu import split_13a
@@ -32,7 +33,7 @@ class Table:
 
 @register("reward", "parent")
 def parent(
-    texts: list[str], examples: list[Example], *, part: Part = "f", table_weight: float | None = None
+    texts: list[str], examples: list[Example], *, part: Part = "f", table_weight: Share | None = None
 ) -> list[float]:
     """PARENT, from 0 to 1: F1 (or precision or recall) of n-grams, n = 1..4, that also accepts words from the table.
 
@@ -58,7 +59,7 @@ def parent(
         [0.31225200802825065]
     """
     if table_weight is not None and not 0 <= table_weight <= 1:
-        raise LmgymError(f"key 'rewards.parent.table_weight' must be from 0 to 1, not {table_weight}")
+        raise LmgymError(f"table_weight of PARENT must be from 0 to 1, not {table_weight}")
     tables: dict[int, Table] = {}  # by id: the answers of a group share one example object
     values = []
     for text, example, references in zip(texts, examples, references_of("parent", examples), strict=True):

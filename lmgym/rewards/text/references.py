@@ -68,7 +68,7 @@ def reference_check(
 def corpus_of(sums: Callable[..., SufficientStatistics]) -> Callable[..., float]:
     """A function for a reward's attribute `corpus`, for a corpus metric that is computed from sums over the texts.
     `sums` takes the texts, their examples and the reward's arguments. It is also stored as the attribute `sums`, for
-    the bootstrap.
+    intervals.
 
     Example:
         >>> bleu.corpus = corpus_of(_bleu_sums)

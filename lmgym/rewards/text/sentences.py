@@ -6,7 +6,7 @@ import re
 from lmgym.core.registry import register
 
 # After a mark that ends a sentence, and the quotes and brackets that it closes; or at the end of a line.
-BOUNDARY = re.compile(r"(?<=[.!?])[\"'\u2019\u201d)\]]{0,3}\s+(?=[\"'\u2018\u201c(\[]{0,3}[A-Z0-9])|\s*\n\s*")
+BOUNDARY = re.compile(r"(?<=[.!?])[\"'\u2019\u201d)\]]{0,3}\s+(?=[\"'\u2018\u201c(\[]{0,3}[A-Z0-9])|(?<!\s)\s*\n\s*")
 ABBREVIATED = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|No|Gen|Col|Lt|Sen|Rep|Gov)|\b[A-Z])\.$")
 
 

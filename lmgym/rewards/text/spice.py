@@ -87,17 +87,21 @@ def _spider_corpus(
     return spice_coeff * math.fsum(graphs) / len(graphs) + cider_coeff * float(words)
 
 
-def _check(name: str) -> Any:
+def _check(name: str, *parts: Any) -> Any:
+    """A function for the attribute `check` of a reward, which also checks its other `parts`."""
+
     def check(examples: Sequence[Example], **arguments: Any) -> None:
         _found(name, arguments["jar"], arguments.get("java", "java"))
         references_of(name, examples)
+        for part in parts:
+            part.check(examples, **arguments)
 
     return check
 
 
 spice.check = _check("spice")  # type: ignore[attr-defined]
 spice.limits_itself = True  # type: ignore[attr-defined]  # `seconds` bounds each call
-spider.check = _check("spider")  # type: ignore[attr-defined]
+spider.check = _check("spider", cider)  # type: ignore[attr-defined]
 spider.limits_itself = True  # type: ignore[attr-defined]
 spider.corpus = _spider_corpus  # type: ignore[attr-defined]
 

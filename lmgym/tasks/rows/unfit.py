@@ -1,5 +1,6 @@
 """Rows that do not fit: told all at once, or left out and counted, as the task's key `unfit` says."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.tasks.rows import Row
 
 FIRST = 5  # places of each kind that are told
+WITHIN = re.compile(r" at column [0-9]+$| \(byte [0-9]+ of the line\)$")  # where in the row the fault is
 Choice = Literal["refuse", "drop"]
 Made = TypeVar("Made")
 
@@ -37,6 +39,7 @@ class Unfit:
         """Note that the row at `where` does not fit. Two rows are of a kind if only their places and values differ."""
         kind = str(error).removeprefix(where).lstrip(": ").partition(", got ")[0]
         kind = kind if kind != str(error) else str(error).partition(": ")[2] or str(error)
+        kind = WITHIN.sub("", kind)
         self.first.setdefault(kind, error)
         self.counts[kind] += 1
         places = self.places.setdefault(kind, [])
