@@ -23,7 +23,8 @@ from lmgym.functional.preferences import episode_totals, kto_loss
 class KTO(Algorithm):
     """loss = mean over answers of weight * (1 - sigmoid(beta g)), where g is r - z of a good one and z - r of a bad one
     r = log pi(answer) / ref(answer), the sum over its tokens
-    z = max(0, mean of such sums of answers to the prompts of others): the KL to the reference, without gradient
+    z = max(0, mean of such sums over mismatched rows, each prompt with the answer to another one): the KL to the
+        reference, without gradient
 
     An answer is good if its rating is above `threshold`. Pairs are read as one good and one bad answer.
 

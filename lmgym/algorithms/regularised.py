@@ -49,7 +49,7 @@ class Regularised(Algorithm):
     kl_controller: Literal["proportional", "horizon"] = "proportional"
     """proportional: beta follows the relative error (RL4LMs); horizon: slowed by kl_horizon (arXiv 1909.08593)."""
     kl_horizon: PositiveFloat = 10_000.0
-    """The horizon controller moves beta by at most a fifth in this many answers."""
+    """The horizon controller moves beta by a factor of e^0.2 at most, about a fifth, in this many answers."""
     beta: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:

@@ -46,7 +46,8 @@ class Reinforce(PolicyGradient):
             2310.10505, whose name means this baseline)
 
     The end-of-sequence token is trained, and the sampling temperature applies in the loss too.
-    Source of the baselines: NanoRL's documentation; its code differs in these two."""
+    Source of the baselines: NanoRL's documentation; its code trains no end-of-sequence token and leaves the temperature
+    out of the loss."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"remax": {"baseline": "scst"}}  # arXiv 2310.10505
 

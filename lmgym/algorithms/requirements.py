@@ -74,7 +74,7 @@ class Requirements:
     greedy: bool = False
     """`batch.baseline`: the score of the greedy answer to the same prompt."""
     rival: Rival | None = None
-    """An answer by another one to each prompt (training/beside.py)."""
+    """One more answer to each prompt, sampled by another policy (training/beside.py)."""
     given_share: float = 0.0
     """answers: policy: the share of the prompts whose texts are references all the same; drawn by the seed."""
     old_logprobs: bool = False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgym.config.yaml import write_yaml
+from lmgym.core.cores import cores
 from lmgym.core.errors import LmgymError, reason, shortened
 from lmgym.core.files import nearby, read_text, replacing
 from lmgym.core.registry import suggest
@@ -72,7 +73,7 @@ class Draft:
     def step_seconds(self, answers: int, new_tokens: int) -> float:
         """A guess from the model's size: sampling, scoring and training are 10 operations a parameter and token."""
         prompt = max((len(text) for text in self.values(self.prompt)), default=100) / 4
-        speed = GPU if os.path.exists("/dev/nvidia0") else CORE * (os.cpu_count() or 1)
+        speed = GPU if os.path.exists("/dev/nvidia0") else CORE * cores()
         return max(10 * parameters_of(self.model) * answers * (prompt + new_tokens / 2) / speed, 0.5)
 
     def write(self, path: Path) -> None:

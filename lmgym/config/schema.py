@@ -145,8 +145,9 @@ class LogsSection(Section):
     first, the one with the largest advantages, a random one), or of all answers. Of the others the texts, while a step
     has at most 262,144 characters of them. none: no traces/."""
     traces_gib: PositiveFloat = 1.0
-    """Most GiB of traces/: the oldest steps lose their answers first, and keep their table. With three groups of 8
-    answers of 500 tokens a step, GRPO fills one GiB in some 4,000 steps."""
+    """Most GiB of traces/: the oldest steps lose their answers first and keep their table; where tables alone are more,
+    the oldest go by hundreds, but never the newest hundred. With three groups of 8 answers of 500 tokens a step, GRPO
+    fills one GiB in some 4,000 steps."""
     predictions: bool | str = False
     """true: rollouts.jsonl has every answer of each evaluation, not only the first ones. "module:function": this
     function writes them in its own way; it gets the run folder, the number of updates, the split and the episodes."""

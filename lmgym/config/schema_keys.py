@@ -7,7 +7,7 @@ from typing import Any
 
 from lmgym.config.packaged import FOLDER
 
-DEEPEST = 3  # as in algorithm.surrogate.clip_high
+DEEPEST = 3  # as in algorithm.surrogate.high
 
 Schema = Mapping[str, Any]
 

@@ -67,7 +67,8 @@ def gamma_weight(
     """VESPO's weight of a row, without gradient, on each of its actions: w^k exp(lambda (1 - w)) (arXiv 2602.10693).
 
     w is the ratio of the whole row's probabilities, at least 1e-8 and at most e^20 (as in the authors' code and TRL);
-    (k, lambda) is `positive` where A >= 0, else `negative`. It is 1 at w = 1 and falls to 0 on both sides.
+    (k, lambda) is `positive` where A >= 0, else `negative`. It is 1 at w = 1, largest at w = k / lambda, and falls to 0
+    on both sides of that.
 
     Example: gamma_weight(torch.tensor([[0.3, 0.2]]), torch.ones(1, 2), torch.ones(1, 2).bool(), (2., 3.), (3., 2.))
     -> tensor([[0.3882, 0.3882]])"""

@@ -109,12 +109,12 @@ class Divergence:
         With w = q / p the divergences are E_p f(w), and their gradient is E_p[(f(w) - w f'(w)) grad log p] (the score
         function: f-divergences as in arXiv 1606.00709, table 1, differentiated by p). So both are unbiased:
 
-        reverse_kl  f = -log w                            factor -log w (+ 1)
-        forward_kl  f = w log w                           factor -w (+ 1)
+        reverse_kl  f = -log w                            factor -log w
+        forward_kl  f = w log w                           factor 1 - w
         jsd         f = beta w log(w / m) - (1 - beta) log m, m = beta w + 1 - beta    factor -(1 - beta) log m
 
-        What stands in brackets changes no mean, since E_p grad log p is 0, and makes each factor 0 where p = q. That of
-        forward_kl has no upper bound to its size; those of the others grow as log w only.
+        A constant in a factor changes no mean, since E_p grad log p is 0; it is such that each factor is 0 where p = q.
+        That of forward_kl has no upper bound to its size; those of the others grow as log w only.
 
         Example: Divergence("reverse_kl").of_sample(torch.tensor([-1.]), torch.tensor([-3.])) -> ([2.], [2.])"""
         log_w = logprobs_q - logprobs_p

@@ -29,7 +29,7 @@ from lmgym.text.answer_ends import template_notes
 from lmgym.text.template import NO_TOOLS
 from lmgym.training.callbacks import make_callbacks
 from lmgym.training.checkpoints import checkpoint
-from lmgym.training.machine import choose_machine
+from lmgym.training.machine import check_ranks, choose_machine
 from lmgym.training.opening import progress_of
 from lmgym.training.planning.ahead_plan import report_ahead
 from lmgym.training.planning.answer_report import report_answers, report_rewards
@@ -98,6 +98,7 @@ def _tried(
 ) -> None:
     """Load the model, let each stage sample a few answers, and report what comes of it."""
     report.doing("loading the model")
+    check_ranks(config.policy, ranks)
     policy = trained_policy(config, folder)
     if ranks > 1 and folder is None and policy.device.type == "cpu":
         torch.set_num_threads(threads_of_a_rank(config, ranks))

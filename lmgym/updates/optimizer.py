@@ -14,7 +14,7 @@ from lmgym.core.validation import REFUSED, Section
 from lmgym.distributed.parts import is_part, whole
 from lmgym.distributed.ranks import ALONE, Ranks
 from lmgym.updates.protocols import TrainablePolicy
-from lmgym.updates.schedules import Schedule, share_of_peak
+from lmgym.updates.schedules import Schedule, depends_on_steps, share_of_peak
 
 
 @dataclass(kw_only=True)
@@ -68,13 +68,13 @@ class OptimizerSection(Section):
     @property
     def depends_on_steps(self) -> bool:
         """True if a stage of more steps has another learning rate at the same step."""
-        return self.warmup_ratio is not None or not self.schedule.startswith(("constant", "inverse"))
+        return depends_on_steps(self.schedule, self.warmup_ratio)
 
     def at(self, step: int, steps: int) -> float:
         """The learning rate of a step (counted from 0) of a stage of `steps`.
 
         A pure function, so a resumed run needs no scheduler state. Resuming with more steps continues on the longer
-        stage's curve: `constant` stays as it is, others jump."""
+        stage's curve: the rate jumps where `depends_on_steps`."""
         warmup = self.warmup if self.warmup_ratio is None else math.ceil(self.warmup_ratio * steps)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup

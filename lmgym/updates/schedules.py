@@ -11,10 +11,18 @@ Schedule = Literal[
 ]  # fmt: skip
 
 
+def depends_on_steps(schedule: str, warmup_ratio: float | None) -> bool:
+    """True if a stage of more steps has another learning rate at the same step.
+
+    Example: depends_on_steps("cosine", None) -> True; depends_on_steps("inverse_sqrt", None) -> False"""
+    return warmup_ratio is not None or not schedule.startswith(("constant", "inverse"))
+
+
 def share_of_peak(
     schedule: Schedule, step: int, steps: int, warmup: int, cycles: int, power: float, decay_fraction: float
 ) -> float:
-    """The learning rate of a step behind the warm-up, from 1 at its end on; all but inverse_sqrt fall to 0.
+    """The learning rate of a step behind the warm-up, from 1 at its end on: those named constant stay 1, inverse_sqrt
+    falls without end, all others fall to 0.
 
     With p = (step - warmup) / (steps - warmup): linear 1 - p; cosine (1 + cos(pi p)) / 2; with restarts the same of the
     fraction of cycles p; polynomial (1 - p)^power; inverse_sqrt 1 / sqrt(1 + (step - warmup) / w), w the warm-up or

@@ -57,7 +57,7 @@ class Correction(Part):
         return self.mismatch_bound is not None or self.off_policy_threshold is not None
 
     def denominator(self, batch: Batch) -> PerToken:
-        """The log-probabilities below the ratio's bar."""
+        """The log-probabilities that the ratio divides by: the old policy's, or the sampler's."""
         return batch.require("logprobs_sampler" if self.ratio_to_sampler else "logprobs_old")
 
     def importance(self, old: PerToken, sampler: PerToken, batch: Batch) -> Weight:

@@ -36,7 +36,7 @@ class Tokens(Part):
     reads_entropy: ClassVar[bool] = False
 
     def chosen(self, batch: Batch, new: PolicyOutputs, old: PerToken, surrogate: Surrogate) -> Chosen:
-        """The chosen tokens. `old` are the log-probabilities below the ratio's bar."""
+        """The chosen tokens. `old` are the log-probabilities that the ratio divides by."""
         raise NotImplementedError(f"{type(self).__name__} has no chosen()")
 
     def trains(self, chosen: Chosen) -> Chosen:
@@ -81,11 +81,12 @@ class ClipCov(Tokens):
     leaves_some_out: ClassVar[bool] = True
 
     share: SomeTokens = 2e-4
-    """So many do not, one at least, drawn from those that the surrogate's clip has left with a covariance ..."""
+    """This share of the tokens do not train, one at least, drawn from those that the surrogate's clip has left and
+    whose covariance lies between `low` and `high`."""
     low: float = 1.0
-    """... above this ..."""
+    """Only tokens with a covariance above this are left out."""
     high: float = 5.0
-    """... and below this."""
+    """Only tokens with a covariance below this are left out."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

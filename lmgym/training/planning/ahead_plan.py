@@ -61,7 +61,8 @@ def schedule(rollouts: Sequence[float], updates: Sequence[float], ahead: int, in
 def chart(rollout: float, update: float, ahead: int, in_turn: bool = False) -> list[str]:
     """The first steps as lines of text: the digit of a step where it is sampled or updates, a dot where a part waits.
 
-    Example: chart(1.0, 1.0, ahead=1)[0] -> "answers: 000000000011111111112222222222333333333344444444444" and so on"""
+    Example: chart(1.0, 1.0, ahead=1)[0] -> "answers: 0000000000111111111122222222223333333333444444444.........."
+    """
     plan = schedule([rollout] * SHOWN, [update] * SHOWN, ahead, in_turn)
     scale = COLUMNS / plan.seconds
     rows = []

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from lmgym.config.schema import Config, Stage
 from lmgym.distributed.process_group import BUCKET
+from lmgym.models.device import head_rows
 from lmgym.models.kernels.fused_logprobs import TILE
 from lmgym.models.shapes import Shapes
 from lmgym.training.planning.memory_passes import (
@@ -23,6 +24,7 @@ from lmgym.training.planning.memory_passes import (
     is_narrow,
     is_native,
     is_rounded,
+    kind_of,
     largest_pass,
 )
 from lmgym.training.planning.memory_table import MASTER, Estimate
@@ -72,10 +74,11 @@ def estimate(
     largest = largest_pass(config, stage, shapes, prompt, answer, on_cpu, ranks)
     narrow = is_narrow(shapes, compute, parts, on_cpu)
     native = is_native(config.policy.update_kernels, config, shapes, compute, parts, on_cpu)
-    add_update(found, config, replace(shapes, narrow=narrow), largest, compute, parts, native)
+    add_update(found, config, replace(shapes, narrow=narrow), largest, compute, parts, native, on_cpu)
     if teacher is not None and stage.algorithm.requirements.divergence is not None:
-        rows = min(max(2**24 // teacher.vocabulary, 64), 8192, largest.actions)
-        tiles = 4 * TILE * teacher.vocabulary / shapes.vocabulary  # as many rows as in a tile of the policy's logits
+        rows = min(head_rows(teacher.vocabulary, kind_of(on_cpu)), largest.actions)
+        # Four tiles, each of as many rows as in one of the policy's logits.
+        tiles = 4 * (TILE / shapes.vocabulary if on_cpu else rows) * teacher.vocabulary
         found.add("teacher's LM head", MASTER * (rows * teacher.vocabulary + tiles), "update")
     if parts > 1:
         add_put_together(found, shapes)

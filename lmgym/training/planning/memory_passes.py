@@ -9,7 +9,7 @@ layer of the rest at a time."""
 from dataclasses import dataclass
 
 from lmgym.config.schema import Config, Stage
-from lmgym.models.device import choose_tokens_per_forward, enough_tokens
+from lmgym.models.device import choose_tokens_per_forward, enough_tokens, head_rows
 from lmgym.models.kernel_choice import Kernels
 from lmgym.models.kernels import onednn_linear
 from lmgym.models.kernels.fused_head import LEAST_ROWS
@@ -67,7 +67,7 @@ def largest_pass(
         fit = fit // group * group or fit
     elif whole <= budget:
         adapters = config.policy.lora_rank is not None and config.policy.quantise is None
-        enough = enough_tokens(config.policy.tokens_per_forward, "cpu" if on_cpu else "cuda", adapters) or budget
+        enough = enough_tokens(config.policy.tokens_per_forward, kind_of(on_cpu), adapters) or budget
         fit = max(min(enough, budget) // whole, 1) * group
     else:
         fit = max((budget - prompt) // answer, 1)
@@ -86,7 +86,14 @@ def largest_pass(
 
 
 def add_update(
-    found: Estimate, config: Config, shapes: Shapes, largest: Pass, compute: int, parts: int = 1, native: bool = False
+    found: Estimate,
+    config: Config,
+    shapes: Shapes,
+    largest: Pass,
+    compute: int,
+    parts: int = 1,
+    native: bool = False,
+    on_cpu: bool = True,
 ) -> None:
     """Add one forward pass with its backward pass; without gradients it computes log-probabilities. `parts`: each rank
     holds one of so many parts of the weights. `native`: with the kernels for updates."""
@@ -109,10 +116,11 @@ def add_update(
     if compute < MASTER and config.policy.quantise is None and not shapes.narrow:
         _add_lower_precision(found, config, shapes, compute, parts)
     if shapes.fast:
-        chunk = min(max(2**24 // shapes.vocabulary, 64), 8192)
-        if compute < MASTER:  # perhaps by the kernels for updates
+        chunk = head_rows(shapes.vocabulary, kind_of(on_cpu))
+        if compute < MASTER and on_cpu:  # perhaps by the kernels for updates
             chunk = max(2 * chunk, LEAST_ROWS)
-        head = min(chunk, largest.actions) * shapes.vocabulary * compute + 4 * TILE * MASTER
+        logits = min(chunk, largest.actions) * shapes.vocabulary
+        head = logits * compute + 4 * (TILE if on_cpu else logits) * MASTER
         found.add("LM head", head + 2 * largest.actions * shapes.width * compute, "score", "update")
     else:  # the model's own logits of every token, and those of the actions
         head = (compute * tokens + 2 * MASTER * largest.actions) * shapes.vocabulary
@@ -175,8 +183,13 @@ def _add_lower_precision(found: Estimate, config: Config, shapes: Shapes, comput
         found.add("the sampler's weights in bf16", every, "rollout")
 
 
+def kind_of(on_cpu: bool) -> str:
+    """The kind of device whose limits are used."""
+    return "cpu" if on_cpu else "cuda"
+
+
 def _budget(config: Config, on_cpu: bool) -> int:
-    return choose_tokens_per_forward(config.policy.tokens_per_forward, "cpu" if on_cpu else "cuda")
+    return choose_tokens_per_forward(config.policy.tokens_per_forward, kind_of(on_cpu))
 
 
 def _pass(shapes: Shapes, rows: int, prompts: int, prompt: int, answer: int, group: int, on_cpu: bool) -> Pass:

@@ -116,8 +116,8 @@ class Memory:
         gpus = torch.cuda.device_count() if self.device == "cuda" else 0
         if 0 < gpus < self.ranks:
             self.report.warn(
-                f"{self.ranks} ranks and {gpus} GPU(s) here: on this machine alone, ranks would share a GPU; on "
-                "several machines each needs one of its own"
+                f"{self.ranks} ranks and {gpus} GPU(s) here: each rank needs a GPU of its own, here or on "
+                "another machine, or the run does not start"
             )
 
     def _longest(self, index: int) -> int:

@@ -17,6 +17,7 @@ from lmgym.algorithms.base import Algorithm
 from lmgym.algorithms.supervised import Supervised
 from lmgym.batch import Batch, collate
 from lmgym.config.schema import Config, Stage
+from lmgym.core.cores import cores
 from lmgym.core.errors import LmgymError
 from lmgym.core.progress import counted, doing
 from lmgym.inference.base import Completion, Engine, Request, Sampling
@@ -215,10 +216,10 @@ def threads_of_a_rank(config: Config, ranks: int) -> int:
 
 
 def crowding(policy: Policy, ranks: int) -> float:
-    """How many times as long everything takes because the ranks' threads are more than this machine's processors."""
+    """How many times as long everything takes because the ranks' threads are more than the processors here."""
     if ranks == 1 or policy.device.type != "cpu":
         return 1.0
-    return max(1.0, ranks * torch.get_num_threads() / (os.cpu_count() or 1))
+    return max(1.0, ranks * torch.get_num_threads() / cores())
 
 
 def _check_lengths(policy: Policy, batch: Batch) -> None:

@@ -154,7 +154,9 @@ def _label(module: ModuleType) -> str:
 def _is_own(file: str) -> bool:
     """True for a file that is neither Python's nor of an installed package."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return not any(Path(file).is_relative_to(folder) for folder in installed) and "site-packages" not in file
+    places = {Path(file), Path(file).resolve()}  # Python's own folder may be behind links, as Homebrew's is
+    folders = installed | {os.path.realpath(folder) for folder in installed}
+    return "site-packages" not in file and not any(place.is_relative_to(one) for place in places for one in folders)
 
 
 def _path(text: str) -> Path | None:

@@ -12,6 +12,7 @@ from lmgym.training.resuming.fingerprint import Fingerprint, plain_recipe
 from lmgym.training.resuming.read_changes import Read, compare_read, without_places
 from lmgym.training.resuming.verdicts import RECORDED, REFUSED, Differences, begun, verdict_of
 from lmgym.training.run import Progress
+from lmgym.updates.schedules import depends_on_steps
 
 DATA_KEYS = ("task", "split", "final_split", "examples")  # of `evaluation:`, which say what its data is
 NOT_MEASURING = {"every", "keep_best", "keep_best_mode", "metrics", "reference_nll", *DATA_KEYS}  # change no metric
@@ -80,13 +81,20 @@ def _compare_keys(
     keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
     # Of another algorithm or environment the name is enough: its fields are others anyway.
     renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
-    optimizer = now.get("optimizer") or {}
-    curved = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_ratio") is not None
     for key in keys:
         if not key.startswith(renamed) or key.endswith(".name"):
-            # A longer curve has other learning rates from here on; a last step has sampled nothing ahead.
-            verdict = RECORDED if key == "steps" and (curved or ahead) else verdict_of(key)
+            # On a longer curve each step stands elsewhere; a last step has sampled nothing ahead.
+            verdict = RECORDED if key == "steps" and (ahead or _depends_on_steps(now)) else verdict_of(key)
             found.add(verdict, where + key, one.get(key), other.get(key))
+
+
+def _depends_on_steps(stage: Mapping[str, Any]) -> bool:
+    """True if a step of a longer stage has another learning rate, clip range or entropy bonus."""
+    optimizer, algorithm = stage.get("optimizer") or {}, stage.get("algorithm") or {}
+    falls = [key for key in algorithm if key.endswith("_final_fraction") and algorithm[key] != 1]
+    if not algorithm.get("entropy_coefficient"):
+        falls = [key for key in falls if not key.startswith("entropy_")]
+    return bool(falls) or depends_on_steps(optimizer.get("schedule", "constant"), optimizer.get("warmup_ratio"))
 
 
 def _compare_data(

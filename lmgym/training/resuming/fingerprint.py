@@ -54,6 +54,8 @@ def of_machine(machine: Machine, policy: Policy, ranks: Ranks = ALONE, sharding:
     kind = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
     if policy.device.type == "cuda":
         kind = f"{torch.cuda.get_device_name(policy.device)}, CUDA {torch.version.cuda}"
+    elif policy.device.type != "cpu":
+        kind = f"{kind}, {policy.device.type}"
     base = {}
     if lora.has_adapter(policy.model):
         with frozen_base.widened(policy.model):  # the same however it is held
