@@ -132,13 +132,9 @@ def _data(draft: Draft, task: str, prompt: str, reference: str | None) -> None:
     settings, name = draft.settings, "data_files dataset_name dataset_id_or_path"
     mixed = settings.take("dataset_mixture.datasets")
     if isinstance(mixed, list) and mixed and all(isinstance(one, dict) for one in mixed):
-        draft.differs.append("dataset_mixture: weights are shares of a step here, and parts of a set there")
-        keys = {"id": "hub_id", "config": "config", "weight": "weight"}
-        tasks = [{"name": task, "label": str(one.get("id")).rpartition("/")[2] + f" {number}",
-                  **{ours: one[theirs] for theirs, ours in keys.items() if one.get(theirs)}}
-                 for number, one in enumerate(mixed, 1)]  # fmt: skip
         draft.put("task.name", "mixture", draft.where("dataset_mixture.datasets"))
-        draft.put("task.tasks", tasks, draft.where("dataset_mixture.datasets"))
+        members = _members(draft, mixed, task, prompt, reference)
+        draft.put("task.tasks", members, draft.where("dataset_mixture.datasets"))
         return
     draft.data(name, task=task)
     if "hub_id" in draft.recipe["task"] and (config := draft.value("dataset_config")):
@@ -157,6 +153,37 @@ def _data(draft: Draft, task: str, prompt: str, reference: str | None) -> None:
     made = [f"{key[4:]} ({one.where})" for key, one in settings.given.items() if key[:4] == "def " and not one.value]
     if made and any(isinstance(one.value, Code) and ".map(" in one.value for one in settings.given.values()):
         draft.differs.append(f"the script prepares its rows by functions of its own: {', '.join(made)}")
+
+
+def _members(
+    draft: Draft, mixed: list[dict[str, Any]], task: str, prompt: str, reference: str | None
+) -> list[dict[str, Any]]:
+    """The members of a mixture. There a weight is the part of a data set that is kept, and all that is kept is joined:
+    `share` here, and `weight: rows`, with which an epoch has each row once."""
+    usual: dict[str, Any] = {"name": task, "weight": "rows"}
+    if task == "data":
+        if draft.settings.key("dataset_prompt_column system_prompt"):
+            usual["prompts"] = "chat"
+        usual |= {"prompt": draft.value("dataset_prompt_column dataset_text_field", prompt), "references": reference}
+    held_out = draft.value("dataset_mixture.test_split_size")
+    if isinstance(held_out, float):
+        usual["test"] = held_out
+    else:
+        draft.differs.append("a tenth of data without a test split is held out for evaluations (test of a member)")
+    if any(one.get("columns") for one in mixed):
+        draft.differs.append("dataset_mixture: all columns of a row reach the rewards, not those of `columns` alone")
+    members = []
+    for number, one in enumerate(mixed, 1):
+        if one.get("weight") == 0:  # nothing is kept of it
+            continue
+        member = {**usual, "label": str(one.get("id")).rpartition("/")[2] + f" {number}"}
+        for theirs, ours in (("id", "hub_id"), ("config", "config"), ("weight", "share")):
+            if one.get(theirs) is not None:
+                member[ours] = one[theirs]
+        if one.get("split", "train") != "train":
+            member["splits"] = {"train": one["split"]}
+        members.append(member)
+    return members
 
 
 def _rewards(draft: Draft) -> None:
