@@ -98,9 +98,8 @@ def _main(arguments: Sequence[str] | None, output: HarmlessOutput) -> int:
         print(f"lmgym: {visible(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(
-            "lmgym: stopped; what was saved is whole, and `lmgym train RUN_FOLDER` goes on from there", file=sys.stderr
-        )
+        saved = "; what was saved is whole, and `lmgym train RUN_FOLDER` goes on from there"
+        print(f"lmgym: stopped{saved * (given.verb == 'train')}", file=sys.stderr)
         return 130
 
 

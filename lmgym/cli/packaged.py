@@ -6,7 +6,7 @@ import sys
 
 from lmgym.config.packaged import described, packaged_recipes
 from lmgym.core.errors import LmgymError
-from lmgym.core.output import styled
+from lmgym.core.output import rich_settings, styled
 from lmgym.core.registry import suggest
 
 WIDE = 200  # columns where nobody looks: each recipe stays on a line
@@ -38,7 +38,7 @@ def run(given: argparse.Namespace) -> None:
     table = Table("name", "what it does", "what it needs", box=None, pad_edge=False)
     for recipe in recipes:
         table.add_row(recipe.name, recipe.about, recipe.needs)
-    console = Console(file=sys.stdout, markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    console = Console(file=sys.stdout, **rich_settings() | ({} if sys.stdout.isatty() else {"width": WIDE}))
     with console.capture() as capture:
         console.print(table)
     styled(sys.stdout).write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
