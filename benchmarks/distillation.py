@@ -23,7 +23,6 @@ All print Markdown tables.
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from lmgym.core import seeds
 from lmgym.functional.divergences import Divergence, DivergenceName, with_rest
 from lmgym.inference.base import Request, Sampling
 from lmgym.inference.sampler import Sampler
+from lmgym.logs.records import peak_memory_gib
 from lmgym.models.kernels.fused_divergence import FusedDivergence, with_logits, with_top
 from lmgym.models.load import load_policy
 from lmgym.models.policy import Policy
@@ -62,7 +62,7 @@ ARMS = {
 
 
 def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(peak_memory_gib() * 2**30)
 
 
 def once(form: str, tokens: int, vocabulary: int, answer: "multiprocessing.Queue[int]") -> None:

@@ -7,8 +7,8 @@
 LlamaGym's way: one game at a time; each turn the whole conversation is rendered through the chat template, tokenized
 anew and read from its beginning by Hugging Face's `generate`, batch 1; the answer is what stands behind the last
 [/INST]. lmgym's: `rollout.collect`, 256 games side by side, one process, caches held from turn to turn, ids kept,
-log-probabilities and kept sets with them. Model, template, agent, seeds of the games, temperature, top-p and the number
-of new tokens of each answer (min_new_tokens = max_new_tokens) are the same.
+log-probabilities and kept sets with them. Model, template, agent, temperature, top-p and the number of new tokens of
+each answer (min_new_tokens = max_new_tokens) are the same. The games are not: each side has seeds of its own.
 
 Both are measured in one process, in turn (A B A B), and ratios are taken within a round. Neither trains:
 it is the rollouts that are compared.

@@ -1,9 +1,9 @@
 """A GPU that is not there, for walking the branches of code that only a GPU takes.
 
-With the fixture `pretended_cuda` every CPU tensor says that it lies on cuda:0, whoever asks for one there gets one on
-the CPU, and a CUDA graph records the operations that run within it and runs them again, into the same memory. The CPU
-computes all of it; what can be found out is that names exist, arguments fit, and a graph reads nothing but what keeps
-its address. It cannot tell a GPU's numbers, speed and memory.
+With the fixture `pretended_cuda` whoever asks for a tensor on cuda gets one on the CPU that says that it lies there
+(pretend_devices.py), and a CUDA graph records the operations that run within it and runs them again, into the same
+memory. The CPU computes all of it; what can be found out is that names exist, arguments fit, all operands lie on one
+device, and a graph reads nothing but what keeps its address. It cannot tell a GPU's numbers, speed and memory.
 """
 
 import types
@@ -16,42 +16,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_mask
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmgym.models.attention import flex
+from tests.pretend_devices import labels, on_cpu, pretended_devices
 
-CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 MEMORY = 80 * 2**30
 called: list[str] = []
 """Names of torch.cuda's functions that were called, in order."""
-
-
-def on_cpu(value: Any) -> Any:
-    """The argument with "cpu" in place of any name of a CUDA device."""
-    if isinstance(value, torch.device) and value.type == "cuda":
-        return CPU
-    if isinstance(value, str) and value.partition(":")[0] == "cuda":
-        return "cpu"
-    return value
-
-
-class PretendedDevices(TorchFunctionMode):
-    """Tensors say that they are on cuda:0, and what is asked for there is made on the CPU."""
-
-    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        attribute = getattr(function, "__self__", None)  # of a property's __get__
-        if attribute is torch.Tensor.device:
-            found = function(*args)
-            return CUDA if found.type == "cpu" else found
-        if attribute is torch.Tensor.is_cuda:
-            return True
-        if function is torch.Tensor.cuda:
-            return args[0]
-        if function is torch.device:
-            return function(*args, **(kwargs or {}))
-        changed = {key: on_cpu(value) for key, value in (kwargs or {}).items()}
-        return function(*map(on_cpu, args), **changed)
 
 
 class Recorded(TorchDispatchMode):
@@ -91,8 +63,12 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 @contextmanager
 def capture(graph: PretendedGraph, pool: Any = None, **others: Any) -> Iterator[None]:
     called.append("graph")
-    with graph.recorded:
-        yield
+    labels.capturing = True
+    try:
+        with graph.recorded:
+            yield
+    finally:
+        labels.capturing = False
 
 
 def dense_flex(
@@ -100,8 +76,9 @@ def dense_flex(
 ) -> torch.Tensor:
     """What the compiled kernel of flex attention gives; uncompiled it has no gradient on a CPU."""
     called.append("flex_attention")
+    assert query.dtype == key.dtype == value.dtype  # the kernel refuses others, or computes in fp32
     length = query.shape[2]
-    mask = create_mask(block_mask.mask_mod, 1, 1, length, length, device="cpu")
+    mask = create_mask(block_mask.mask_mod, 1, 1, length, length, device=str(query.device))
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -121,10 +98,11 @@ def noted(name: str, value: Any) -> Any:
 
 @pytest.fixture
 def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The pretended GPU; the names of torch.cuda's functions that are called while it is there."""
+    """The pretended GPU; the names of torch.cuda's functions that are called while it is there. Fails at the end if
+    an operation has mixed devices, even where the code has caught the exception."""
     called.clear()
     properties = types.SimpleNamespace(
-        total_memory=MEMORY, name="Pretended", major=9, minor=0, multi_processor_count=132
+        total_memory=MEMORY, name="Pretended", uuid="one", major=9, minor=0, multi_processor_count=132
     )
     values = {
         "is_available": True,
@@ -139,7 +117,7 @@ def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         "max_memory_allocated": 2**30,
         "memory_allocated": 2**29,
         "memory_reserved": 2**30,
-        "mem_get_info": (MEMORY, MEMORY),
+        "mem_get_info": (MEMORY // 4, MEMORY),
         "synchronize": None,
         "empty_cache": None,
         "reset_peak_memory_stats": None,
@@ -153,11 +131,15 @@ def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     state = torch.ones(16, dtype=torch.uint8)
     for name, value in {"get_rng_state": state, "set_rng_state": None}.items():
         monkeypatch.setattr(torch.cuda, name, noted(name, value))
+    for name in ("is_autocast_enabled", "get_autocast_dtype"):
+        monkeypatch.setattr(torch, name, on_cpu(getattr(torch, name)))
+    monkeypatch.setattr(torch.autocast, "__init__", on_cpu(torch.autocast.__init__))
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", PretendedGraph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # another thread would not see the mode
     flex._compiled.cache_clear()
-    with PretendedDevices():
+    with pretended_devices():
         yield called
     flex._compiled.cache_clear()
+    assert not labels.refused

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from lmgym.algorithms.grpo.algorithm import GRPO
 from lmgym.algorithms.trpo import TRPO
@@ -21,22 +23,27 @@ from lmgym.distributed.parts import whole
 from lmgym.distributed.process_group import ranks_of_environment
 from lmgym.distributed.ranks import RankLost
 from lmgym.envs.base import Step
+from lmgym.functional.divergences import Divergence
 from lmgym.logs.console import Console
+from lmgym.models import device
+from lmgym.models.language_model import LanguageModel
 from lmgym.models.load import load_policy
+from lmgym.models.policy import Policy
 from lmgym.models.policy_section import PolicySection
 from lmgym.models.sharding import shard_policy
 from lmgym.training.begin_stage import begin_stage
 from lmgym.training.loop import begin_step, collate_step, gather
-from lmgym.training.run import Run
-from lmgym.training.setup import start
+from lmgym.training.opening import Begun
+from lmgym.training.run import Progress, Run
+from lmgym.training.setup import load, start
 from lmgym.training.stage import StageRun
-from lmgym.types import Example
+from lmgym.types import Episode, Example, Turn
 from lmgym.updates.fisher import FisherProduct
 from lmgym.updates.optimizer import make_optimizer
 from lmgym.updates.prepare import prepare
 from lmgym.updates.trust_region import surrogate_gradient
 from lmgym.updates.update import update
-from tests import runs
+from tests import models, runs
 from tests.contract.test_every_algorithm import policy_section
 from tests.parity.test_resume import ALGORITHMS, SETTINGS
 
@@ -116,6 +123,7 @@ def gradients(folder: str, sharded: bool = False, kinds: bool = False) -> None:
         if sharded:
             run.policy = shard_policy(run.policy, ranks)
             stage.optimizer = make_optimizer(stage.algorithm, run.policy, stage.config.optimizer)
+            stage.optimizer.set_step(0, stage.config.steps)
         for model in stage.frozen_models.models.values():
             model.ranks = ranks
         found: dict[str, torch.Tensor] = {}
@@ -148,6 +156,46 @@ def parts(folder: str) -> None:
     policy = shard_policy(load_policy(PolicySection(**runs.TINY["policy"])), ranks)
     held: Any = policy.parameters()
     (Path(folder) / str(ranks.rank)).write_text(str(sum(part.to_local().numel() for part in held)))
+    ranks.close()
+
+
+def unequal_calls(folder: str) -> None:
+    """The gradients of log-probabilities, entropies and divergences where the head is no plain linear map and is called
+    for two actions at a time. The first of two ranks has twelve actions, the second one three."""
+    ranks = ranks_of_environment(LIMIT)
+    LanguageModel.head_chunk = property(lambda model: 2)  # type: ignore[assignment, method-assign]
+    turns = [Turn([5, 6, 7], [9 + place] * count) for place, count in enumerate((12, 3))]
+    batch = models.batch_of([Episode(Example("x", "?"), n, n, turns=[turn], score=0.0) for n, turn in enumerate(turns)])
+    own = batch if ranks.size == 1 else batch[torch.tensor([ranks.rank])]
+    found = {}
+    for kind, own_head in (("biased", None), ("its own", BaseModelOutputWithPast)):
+        made = []
+        for seed in (0, 1):
+            model = models.llama(seed, tie_word_embeddings=seed == 1)
+            model.lm_head.bias = nn.Parameter(model.lm_head.weight[:, 0].detach().clone())
+            made.append(shard_policy(Policy(model, models.tokenizer()).but(own_head=own_head), ranks))
+        policy, teacher = made
+        teacher.model.requires_grad_(False)
+        said = policy.compute_logprobs(own, entropy=True, sums=["squared_probabilities"])
+        beside = policy.but(teacher=teacher).compute_logprobs(own, divergence=Divergence("forward_kl"))
+        (said.logprobs.sum() + said.require("entropy").sum() + beside.require("divergence").sum()).backward()
+        found |= {f"{kind} {n}": whole(parameter.grad) for n, parameter in enumerate(policy.parameters())}
+        found[f"{kind} sums"] = said.require("distribution_sums").sum()
+        ranks.add(found[f"{kind} sums"])
+    save_file(found, Path(folder) / f"head-{ranks.rank}.safetensors")
+    (Path(folder) / f"head-{ranks.rank}.json").write_text("{}")
+    ranks.close()
+
+
+def choices(folder: str) -> None:
+    """What a new run computes with, where each rank would choose another precision and other threads by itself."""
+    ranks = ranks_of_environment(LIMIT)
+    torch.set_num_threads(1 + ranks.rank)
+    device.SMALL, device.bf16_speedup = 0, lambda: 1.0 + ranks.rank  # type: ignore[assignment]
+    config = build_config(runs.tiny(threads=None, policy=TINY | {"compute": "auto"}))
+    loaded = load(config, Begun(Path(folder), None, None, Progress()), ranks, lambda text: None)
+    used = [str(loaded.policy.compute), torch.get_num_threads(), asdict(loaded.machine)]
+    (Path(folder) / f"{ranks.rank}.json").write_text(json.dumps(used))
     ranks.close()
 
 

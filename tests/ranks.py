@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -87,6 +88,8 @@ class Group:
 
 NEAR = 40 * 2**-23  # relative: fp32 sums in another order, with terms up to so many times as large as the sum
 
+LOGPROB = 8  # log(259), and a logit: a log-probability is the difference of numbers up to this, and metrics are of them
+
 
 def written(group: Group, folder: Path, size: int, *how: object) -> Path:
     """The folder to which so many ranks have written what `rank_targets.gradients` finds."""
@@ -101,7 +104,8 @@ def begun(group: Group, folder: Path, *how: object) -> None:
 
 
 def assert_equal_updates(name: str, alone: Path, together: Path, size: int) -> None:
-    """Of this setting, the gradient that several ranks have found is that of one process; all ranks hold the same."""
+    """Of this setting, the gradient and the metrics that several ranks have found are those of one process; all ranks
+    hold the same."""
     expected = load_file(alone / f"{name}-0.safetensors")
     first, *others = (load_file(together / f"{name}-{rank}.safetensors") for rank in range(size))
     for other in others:
@@ -111,4 +115,4 @@ def assert_equal_updates(name: str, alone: Path, together: Path, size: int) -> N
     assert float(theirs.norm()) > 0
     assert float((ours - theirs).norm() / theirs.norm()) < NEAR
     metrics = [json.loads((folder / f"{name}-0.json").read_text()) for folder in (alone, together)]
-    assert metrics[0].keys() == metrics[1].keys()
+    assert metrics[1] == pytest.approx(metrics[0], rel=NEAR, abs=NEAR * LOGPROB)

@@ -75,16 +75,28 @@ def near_in_bf16(model: Any, ours: Outputs, theirs: Outputs) -> bool:
     norm and what comes out, and it rounds by a share of itself: outputs move by a share of how much they vary."""
     one, other = (torch.as_tensor(values).detach().double().flatten() for values in (ours, theirs))
     assert len(one) == len(other)
-    roundings = 2 * sum(_inputs(module) > 0 for module in model.modules())
     usual = float((one - other).square().mean().sqrt())
-    return usual <= typical(roundings, float(other.std()), torch.bfloat16)
+    return usual <= typical(bf16_roundings_of(model), float(other.std()), torch.bfloat16)
 
 
-def near_gradient(model: Any, ours: torch.Tensor, theirs: torch.Tensor, outputs: int, tokens: int = 64) -> bool:
+def bf16_roundings_of(model: Any) -> int:
+    """How often a forward pass in bf16 rounds: what goes into each matrix and norm and what comes out."""
+    return 2 * sum(_inputs(module) > 0 for module in model.modules())
+
+
+def near_gradient(
+    model: Any,
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    outputs: int,
+    tokens: int = 64,
+    precision: torch.dtype = torch.float32,
+) -> bool:
     """The same of the gradient of a sum over so many log-probabilities: what backward multiplies has rounded in
     forward, and backward sums as many terms again. A gradient that is 0 (a key's bias) is a sum of numbers around 1."""
     terms = 2 * terms_of(model, tokens) + outputs
-    return float((ours - theirs).norm()) <= rounding(terms, float(theirs.norm())) + rounding(terms)
+    allowed = rounding(terms, float(theirs.norm()), precision) + rounding(terms, precision=precision)
+    return float((ours - theirs).norm()) <= allowed
 
 
 def _inputs(module: torch.nn.Module) -> int:

@@ -200,14 +200,14 @@ def algorithm_state(folder: Path) -> dict[str, Any]:
 
 def assert_equal_runs(one: Path, other: Path, but: Collection[str] = ()) -> None:
     """Two finished runs are the same, bit for bit: parameters, moments, algorithm, rollouts, traces, metrics. `but`:
-    files of a checkpoint that may differ."""
-    assert newest(one).name == newest(other).name
-    names = [path.relative_to(newest(one)) for path in newest(one).rglob("*") if path.is_file()]  # a critic's too
-    assert {*names} >= {Path(f"{name}.safetensors") for name in ("model", "optimizer")}
-    for name in (name for name in names if name.name not in but):
-        assert (newest(one) / name).read_bytes() == (newest(other) / name).read_bytes(), name
-    traces = [sorted(path.name for path in folder.glob("traces/*")) for folder in (one, other)]
-    assert traces[0] == traces[1]
-    for name in ("final/model.safetensors", "rollouts.jsonl", "summary.json", *(f"traces/{own}" for own in traces[0])):
+    files of a checkpoint that may differ, or that one of the two may lack."""
+    names = []
+    for folder in (one, other):
+        paths = [path for own in (newest(folder), folder / "final", folder / "traces") for path in own.rglob("*")]
+        names.append({str(path.relative_to(folder)) for path in paths if path.is_file() and path.name not in but})
+    assert names[0] == names[1]
+    models = {f"{newest(one).relative_to(one)}/{name}.safetensors" for name in ("model", "optimizer")}
+    assert names[0] >= {*models, "final/model.safetensors"}
+    for name in sorted(names[0] | {"rollouts.jsonl", "summary.json"}):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     assert records(one / "metrics.jsonl") == records(other / "metrics.jsonl")

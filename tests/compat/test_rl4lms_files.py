@@ -481,7 +481,7 @@ def test_a_file_with_a_class_of_ones_own_trains(tmp_path: Path) -> None:
     plugin = f"plugins=[{tmp_path / 'files_twos.py'}]"
     assert cli_main(["train", str(written(tmp_path, tree)), "threads=1", plugin, f"out={tmp_path / 'run'}"]) == 0
     evaluated = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "evaluation"]
-    assert all("files_twos" in record for record in evaluated)
+    assert evaluated and all("files_twos" in record for record in evaluated)
 
 
 # ---------------------------------------------------------------- mistakes

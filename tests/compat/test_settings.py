@@ -25,6 +25,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.rewards.foreign.openrlhf import lists_of
 from lmgym.rewards.views import as_sequence
+from lmgym.tasks.base import load_task
 from lmgym.types import Episode, Turn
 from tests.runs import records
 
@@ -188,6 +189,44 @@ def test_open_r1_yaml(tmp_path: Path) -> None:
     assert tree["optimizer"]["schedule"] == "cosine" and tree["optimizer"]["final_fraction"] == 0.1
     assert tree["algorithm"]["credit"] == {"scale": "group"} and tree["algorithm"]["surrogate"] == {"high": 0.2}
     assert tree["task"]["prompt"] == "problem" and tree["task"]["prompts"] == "chat"
+
+
+def test_mixture_of_open_r1(tmp_path: Path) -> None:
+    """There a weight is the part of a data set that is kept; what is kept is joined, and an epoch has each row once."""
+    mixture = """
+dataset_mixture:
+  datasets:
+    - {id: org/maths, config: default, split: extended, columns: [problem], weight: 0.5}
+    - {id: org/other}
+    - {id: org/none, weight: 0}
+"""
+    file = OPEN_R1.replace("dataset_name: org/problems\n", mixture).replace("system_prompt: Answer briefly.\n", "")
+    text, obstacles = converted("open-r1", write(tmp_path, "open-r1", file))
+    task = yaml.safe_load(text)["task"]
+    usual = {"name": "data", "weight": "rows", "prompt": "problem", "prompts": "chat", "references": None}
+    maths = {"config": "default", "share": 0.5, "splits": {"train": "extended"}}
+    assert task == {"name": "mixture", "tasks": [
+        {**usual, "label": "maths 1", "hub_id": "org/maths", **maths},
+        {**usual, "label": "other 2", "hub_id": "org/other"},
+    ]}  # fmt: skip
+    assert not obstacles and "a tenth of data" in text and "not those of `columns` alone" in text
+    assert "No counterpart" not in text
+    file = file.replace("    - {id: org/none, weight: 0}\n", "  test_split_size: 0.25\n")
+    text, _ = converted("open-r1", write(tmp_path, "open-r1", file))
+    task = yaml.safe_load(text)["task"]
+    assert [one["test"] for one in task["tasks"]] == [0.25, 0.25] and "a tenth of data" not in text
+    for one, split in zip(task["tasks"], ("extended", "train"), strict=True):  # the Hub's data as files here
+        folder = tmp_path / one.pop("hub_id")
+        folder.mkdir(parents=True)
+        rows = (json.dumps({"problem": f"{split} {number}?"}) for number in range(40))
+        (folder / f"{split}.jsonl").write_text("\n".join(rows))
+        one.pop("config", None)
+        one |= {"path": str(folder), "test": 0.0}
+    examples = load_task(task.pop("name"), "train", **task)
+    counts = {label: sum(one.meta["task"] == label for one in examples) for label in ("maths 1", "other 2")}
+    assert counts == {"maths 1": 20, "other 2": 40} == examples[0].meta["mixture"]
+    prompts = [one.prompt for one in examples if one.meta["task"] == "maths 1"]
+    assert {prompt[0]["content"].split()[0] for prompt in prompts if not isinstance(prompt, str)} == {"extended"}
 
 
 def test_verl_overrides(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Programs that ask an OpenAI endpoint, played as they are: exact ids, one training of each turn, repeatable runs."""
 
+import gc
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -27,6 +29,8 @@ from lmgym.envs.vector import EnvFailure, InProcess
 from lmgym.inference.base import Completion, Sampling
 from lmgym.inference.sampler import Sampler
 from lmgym.models.policy import Policy
+from lmgym.processes.keeper import Outcome, Program
+from lmgym.processes.nursery import Nursery
 from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import BEGUN_DIFFERENTLY, collect
 from lmgym.text.chat import decode
@@ -232,6 +236,25 @@ def test_nothing_is_left_of_a_program(ended: bool, called: bool, tmp_path: Path)
     envs.close()
     process, folder = json.loads(note.read_text())
     assert gone(process) and not Path(folder).exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing ends a process with its parent")
+@pytest.mark.parametrize("called", [False, True])
+def test_a_program_does_not_outlive_its_keeper(called: bool, tmp_path: Path) -> None:
+    task = {"note": str(tmp_path / "note.json")}
+    nursery, outcomes = Nursery("tests.contract.asking_program:sleeps"), Queue[Outcome]()
+    command = [sys.executable, "-m", "tests.contract.asking_program", "sleeps"]
+    variables = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
+    start: Any = nursery.start if called else command
+    Program(start, variables, json.dumps(task).encode(), 2**20, outcomes.put)
+    until = time.monotonic() + 60
+    while not Path(task["note"]).exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process, keeper = json.loads(Path(task["note"]).read_text())
+    os.kill(keeper, signal.SIGKILL)
+    assert outcomes.get(timeout=60).status == -signal.SIGKILL and gone(process)
+    nursery.close()
 
 
 @pytest.mark.parametrize(
@@ -632,3 +655,57 @@ def test_a_program_that_is_ended_before_it_begins_counts_as_killed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, timeout=60)
     assert done.returncode == 128 + signal.SIGKILL
+
+
+MANY = """
+import resource, sys
+from functools import partial
+from lmgym.core.errors import LmgymError
+from lmgym.envs.program import AgentProgram
+from lmgym.envs.vector import InProcess
+from lmgym.types import Example
+
+soft, hard, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+envs = InProcess(partial(AgentProgram, command=[sys.executable, "-S", program, "talk"], seconds=60.0))
+try:
+    print(*(type(one).__name__ for one in envs.begin([(i, Example(f"game/{i}", "2+2="), i) for i in range(15)])))
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+except LmgymError as error:
+    print(error)
+finally:
+    envs.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "said"),
+    [
+        (60, 4096, " ".join(["Opening"] * 15) + f"\n{128 + 15 * 5}"),
+        (
+            140,
+            140,
+            "env agent can play 2 episodes at a time in a process, since each needs 5 open files; lower engine.rows, "
+            "or raise the limit of open files (ulimit -Hn)",
+        ),
+    ],
+)
+def test_more_programs_than_open_files(soft: int, hard: int, said: str) -> None:
+    """The process's own limit is raised; where the system's is too low, it is said, and no program waits in vain."""
+    command = [sys.executable, "-c", MANY, str(soft), str(hard), PROGRAM]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ended.stdout.strip() == said, ended.stderr
+
+
+def test_what_cannot_start_leaves_no_file_open() -> None:
+    def fails(*given: Any) -> Any:
+        raise OSError("no more processes")
+
+    nursery = Nursery("tests.contract.asking_program:sleeps")
+    open_before = len(os.listdir("/dev/fd"))
+    for start in (fails, lambda far_end, variables, given: nursery.start(99_999, variables, given)):  # no such file
+        with pytest.raises(OSError):
+            Program(start, {}, b"{}", output=2**20, ended=print)
+    nursery.close()
+    gc.collect()  # sockets
+    assert len(os.listdir("/dev/fd")) == open_before

@@ -101,6 +101,15 @@ def test_two_runs_part_where_they_do(begun: Path, tmp_path: Path, capsys: pytest
     assert "optimizer.learning_rate: 0.003 and 0.1" in said
 
 
+def test_the_traces_of_each_run_are_listed_once(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each step: two runs of 20,000 steps would take hours."""
+    from lmgym.experiments.bisect import parting
+
+    listed, shards = list[Path](), parting.shards
+    monkeypatch.setattr(parting, "shards", lambda folder: listed.append(folder) or shards(folder))
+    assert find_parting(begun, begun).equal_steps == AT and len(listed) == 2
+
+
 def test_another_seed_parts_at_once(tmp_path: Path) -> None:
     short = LONG | {"steps": 2}
     one, other = (runs.run(tmp_path / str(seed), seed=seed, **short) for seed in (0, 1))

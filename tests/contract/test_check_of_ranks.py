@@ -260,7 +260,7 @@ def test_check_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     said = capsys.readouterr().out
     assert "GiB at most on each of 4 ranks, on cuda" in said
     assert "GiB, more than the 80.00 GiB of a GPU here; with distributed.sharding: fsdp it would be " in said
-    assert "! 4 ranks and 1 GPU(s) here: on this machine alone, ranks would share a GPU" in said
+    assert "! 4 ranks and 1 GPU(s) here: each rank needs a GPU of its own, here or on another machine" in said
     assert said.splitlines()[-1].endswith("recipe.yaml --ranks 4")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     assert main(["check", str(recipe), "--memory", "--ranks", "4", "distributed.sharding=fsdp"]) == 0

@@ -252,6 +252,15 @@ def test_list_everything_and_a_plugin(tmp_path: Path, capsys: pytest.CaptureFixt
     assert re.search(r"no kind 'rewird'; did you mean 'reward'", complaint(capsys, "list", "rewird"))
 
 
+def test_ctrl_c_speaks_of_what_was_saved_where_a_run_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = tmp_path / "stopping.py"
+    plugin.write_text("raise KeyboardInterrupt\n")  # not the signal: it is ignored in a job in the background
+    assert command("list", "reward", "--plugin", plugin) == 130
+    assert capsys.readouterr().err == "lmgym: stopped\n"
+    assert command("train", "quickstart", f"plugins=[{plugin}]", f"out={tmp_path / 'run'}") == 130
+    assert "stopped; what was saved is whole, and `lmgym train RUN_FOLDER` goes on" in capsys.readouterr().err
+
+
 def test_the_package_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["lmgym", "list", "algorithm"])
     with pytest.raises(SystemExit) as end:

@@ -101,8 +101,10 @@ def test_before_and_after(two: tuple[Path, Path]) -> None:
         for name, metric in result.metrics.items():
             assert metric.first.mean == pytest.approx(summary["before"]["results"][name]["mean"])
             assert metric.second.mean == pytest.approx(summary["after"]["results"][name]["mean"])
-    earlier = compare_models(str(two[1] / "checkpoints" / "stage-0-step-000004"), str(two[1]))
+    sampled = ["evaluation.samples=4", "evaluation.temperature=1"]  # greedy answers are equal after four steps and five
+    earlier = compare_models(str(two[1] / "checkpoints" / "stage-0-step-000004"), str(two[1]), sampled)
     assert earlier.first != earlier.second and len(earlier.examples) == 8
+    assert any(row["first"]["texts"] != row["second"]["texts"] for row in earlier.examples)
 
 
 def test_another_model_is_asked_as_the_run_is(two: tuple[Path, Path], tmp_path: Path) -> None:
@@ -390,6 +392,11 @@ def test_groups_of_seeds_that_cannot_be_compared(
         finished(groups / f"d/seed-{seed}", seed, [0.1, 0.2, 0.3], evaluation={"examples": 4})
     said = complaint(capsys, "compare", "a", "d")
     assert "evaluation.examples is 8 for the one and 4 for the other; train both with the same value" in said
+    shutil.copytree("b", "f")
+    fewer = Path("f/seed-1/summary.json")
+    fewer.write_text(fewer.read_text().replace('"count": 8', '"count": 7'))
+    said = complaint(capsys, "compare", "a", "f")
+    assert "the runs were evaluated on different numbers of prompts: [7, 8]" in said
     shutil.copytree("b", "e")
     finished(groups / "e/seed-4", 4, [0.1, 0.2, 0.3], optimizer={"learning_rate": 0.01}, steps=5)
     said = complaint(capsys, "compare", "a", "e/seed-*")

@@ -106,6 +106,12 @@ def test_overrides_have_the_type_of_their_key(tmp_path: Path, override: str, pat
     assert found == value and type(found) is type(value)
 
 
+def test_a_correction_without_a_bound_is_refused() -> None:
+    assert Truncated(cap=None, floor=0.5).cap is None
+    with pytest.raises(LmgymError, match="bounds the weight by cap, floor or both, and has neither"):
+        Truncated(cap=None)
+
+
 def test_overrides_outside_the_stages(tmp_path: Path) -> None:
     text = yaml.safe_dump(BASE)
     overrides = ["seed=7", "out=runs/b", "policy.model=gpt2", "evaluation.task=topics", "evaluation.task.opening=true"]

@@ -17,6 +17,7 @@ from lmgym.core.errors import LmgymError
 from lmgym.envs.program import ENDPOINT, OTHERS, AgentProgram
 from lmgym.envs.vector import InProcess
 from lmgym.processes import container
+from lmgym.processes.container import Container
 from tests import runs
 from tests.contract.test_agent_program import GAME, PROGRAM, collect_one
 
@@ -168,3 +169,10 @@ def test_a_tool_that_is_not_there_is_said(tool: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(LmgymError, match=f"'env.sandbox.{tool}': {tool} is not installed on this machine"):
         AgentProgram(command=["python"], sandbox={tool: "image"})
     container._problem.cache_clear()
+
+
+def test_podman_is_refused_on_a_mac(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(LmgymError, match=r"env\.sandbox\.podman': on a Mac .* does not reach the gateway"):
+        Container(podman="some/image:1").check()
+    Container(docker="some/image:1").check()

@@ -24,7 +24,7 @@ from lmgym.distributed.ranks import Ranks
 from lmgym.logs.console import Console
 from lmgym.logs.doctor import examine as doctor
 from lmgym.logs.doctor.examine import Diagnosis, Watch, examine
-from lmgym.logs.doctor.facts import Answer, Facts, facts_of
+from lmgym.logs.doctor.facts import Answer, Bounds, Facts, facts_of
 from lmgym.logs.doctor.history import WINDOW, History, Sign, errors_apart
 from lmgym.logs.doctor.report import report
 from lmgym.logs.doctor.rules import LIVE, RULES, Rule
@@ -287,6 +287,18 @@ def test_a_run_that_loses_most_of_what_it_had_learned_has_collapsed(
         steps.append((record, answers, bounds if step % 10 == 9 else None))
     named = watched(steps).findings
     assert ("reward_collapse" in named) == found and "rarely_earned" not in named
+
+
+@given(some.lists(some.tuples(some.sampled_from([None, 0.1, 0.2, 0.3]), some.sampled_from([0.0, 0.1]))))
+def test_the_first_the_best_and_the_newest_evaluation_are_kept(values: list[tuple[float | None, float]]) -> None:
+    """As a look at all of them would find them, which at every step of a long run would take hours."""
+    history = History(FACTS)
+    for step, (value, width) in enumerate(values):
+        bounds = {} if value is None else {"reward": value, "reward/low": value - width, "reward/high": value + width}
+        history.add_evaluation({"step": step, **bounds})
+    known = [(step, Bounds(value, value - width, value + width)) for step, (value, width) in enumerate(values) if value]
+    best = max(known, key=lambda one: one[1].low, default=None)
+    assert history.held_out == (None if best is None else (known[0][1], best, known[-1][1]))
 
 
 RARE = [(1, 64), (0, 64)]  # in turn

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from lmgym.config.build import build_config
 from lmgym.core.errors import LmgymError
+from lmgym.training.setup import held_out_examples
 from lmgym.types import Episode
 from tests import runs
 
@@ -38,6 +40,11 @@ def test_it_is_refused_where_an_example_has_no_reference(tmp_path: Path) -> None
     task = {"name": "jsonl", "path": str(tmp_path / "sums.jsonl"), "references": None}
     with pytest.raises(LmgymError, match=r"example sums/\d+ has no reference answer"):
         evaluations(tmp_path / "run", task=task, evaluation={"reference_nll": True})
+
+
+def test_a_recipe_without_an_evaluation_holds_no_examples_out() -> None:
+    with pytest.raises(LmgymError, match=r"evaluates on nothing \(evaluation: null\); add evaluation.examples=256"):
+        held_out_examples(build_config(runs.tiny() | {"evaluation": None}))
 
 
 def kept_rollouts(folder: Path, **logs: Any) -> list[int]:

@@ -267,6 +267,7 @@ def test_the_glossary_has_every_metric_and_no_other(tmp_path: Path) -> None:
         "watch/REWARD/feature/NAME",
         "seconds/watch",
     }  # audit.md
+    seen |= {"weights/seen"}  # of passes in bf16: tests/parity/test_rounding.py
     seen |= {"self_certainty"}  # of that credit: tests/golden/test_self_certainty.py
     seen |= {"continued", "version_lag/least", "version_lag/most"}  # of answers in chunks: tests/parity/test_chunks.py
     page = (runs.ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")

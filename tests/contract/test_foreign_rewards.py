@@ -191,6 +191,15 @@ def test_an_entry_is_the_library_s_own_record() -> None:
     episode = Episode(example, 0, 0, [Turn([1], [2], text="well <answer> 2 </answer>")])
     assert from_reasoning_gym(score)([episode]) == [1.0]
     assert seen == [("2", {"question": "1+1=", "answer": "2", "metadata": {"terms": (1, 1)}})]
+    for text, answer in {
+        " 2 ": "2",
+        "<answer>": "<answer>",
+        "</answer> 2": "</answer> 2",
+        "<answer>1 <answer>2</answer> <answer>": "1 <answer>2",
+        "<answer>3</answer>" + "<answer>" * 500_000: "3",  # in linear time: not in an hour
+    }.items():
+        from_reasoning_gym(score)([Episode(example, 0, 0, [Turn([1], [2], text=text)])])
+        assert seen[-1][0] == answer
 
 
 def test_verifiers_own_rubric_gives_the_same() -> None:

@@ -2,13 +2,15 @@
 
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from lmgym.distributed.launch import CRASHED, RANK_LOST, deaths
+from lmgym.distributed.launch import CRASHED, RANK_LOST, deaths, launch
 from tests import runs
 from tests.runs import complaint
 from tests.torture.ranks import command, newest_step, ranks_of
@@ -36,6 +38,16 @@ def test_bad_input_is_one_sentence_before_anything_starts(
     recipe = runs.write(tmp_path / "recipe.yaml", out=str(tmp_path / "run"))
     assert said in complaint(capsys, "train", recipe, *options)
     assert not (tmp_path / "run").exists()
+
+
+def test_ranks_meet_though_the_machines_own_name_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = tmp_path / "rank"  # in place of Python
+    rank.write_text(f"#!/bin/sh\necho $MASTER_ADDR > {tmp_path}/met.$RANK\n")
+    rank.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(rank))
+    monkeypatch.setattr(socket, "getfqdn", lambda *name: "no-such-machine.invalid")
+    assert launch(["train"], ranks=2, restarts=0, say=print) == 0
+    assert [(tmp_path / f"met.{number}").read_text().strip() for number in range(2)] == ["localhost"] * 2
 
 
 @pytest.mark.parametrize(
@@ -69,6 +81,27 @@ def test_a_group_starts_again_by_itself(tmp_path: Path) -> None:
     assert "Traceback" not in said
     assert (folder / "final/model.safetensors").is_file()
     assert not ranks_of(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_lost_terminal_stops_the_ranks_after_their_step_and_under_nohup_not(nohup: bool, tmp_path: Path) -> None:
+    """The kernel and the shell both send SIGHUP to the launcher."""
+    folder, steps = tmp_path / "run", 8 if nohup else 5000
+    recipe = runs.write(tmp_path / "recipe.yaml", steps=steps, evaluation={"every": 0, "examples": 2})
+    words = [*(["nohup"] if nohup else []), *command(recipe, folder, 2)]
+    with (tmp_path / "output.txt").open("wb") as output:
+        training = subprocess.Popen(words, cwd=runs.ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        while not (folder / "metrics.jsonl").is_file() or len(runs.records(folder / "metrics.jsonl")) < 3:
+            assert training.poll() is None, (tmp_path / "output.txt").read_text()
+            time.sleep(0.02)
+        for _ in range(2):
+            training.send_signal(signal.SIGHUP)
+            time.sleep(0.05)
+        assert training.wait() == (0 if nohup else 130), (tmp_path / "output.txt").read_text()
+    trained = [record for record in runs.records(folder / "metrics.jsonl") if record["kind"] == "train"]
+    assert runs.state(folder)["step"] == len(trained) > 0
+    assert (folder / "final").exists() is nohup and not ranks_of(folder)
 
 
 @pytest.mark.slow

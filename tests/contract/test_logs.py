@@ -15,11 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rich.console
 from hypothesis import given
 from hypothesis import strategies as some
 from rich.cells import cell_len
 
 from lmgym.core.errors import LmgymError
+from lmgym.core.output import rich_settings
 from lmgym.core.visible import visible
 from lmgym.inference.base import Sampling
 from lmgym.logs.console import Console, Pace, Sample
@@ -262,6 +264,22 @@ def test_what_the_checkpoint_counts_is_there_or_is_named(tmp_path: Path) -> None
     gap = "metrics.jsonl lacks train records of stage 1 step 2; the run goes on without them"
     assert rewind(tmp_path, 0, 2) == [gap]
     assert rewind(tmp_path / "nowhere", 0, 0, {}) == []
+
+
+def test_a_rewind_that_cuts_nothing_writes_nothing(tmp_path: Path) -> None:
+    """Files of gigabytes stay; but one that has another name is parted from it: the run would write into both."""
+    counted = written(tmp_path, steps=2)
+    paths = [tmp_path / name for name in counted]
+    before = {path: (path.read_bytes(), path.stat().st_ino) for path in paths}
+    assert rewind(tmp_path, 0, 2, counted) == [] and rewind(tmp_path, 0, 9) != []
+    assert {path: (path.read_bytes(), path.stat().st_ino) for path in paths} == before
+    metrics, rollouts, _ = paths
+    (tmp_path / "beside").hardlink_to(metrics)
+    rollouts.rename(tmp_path / "elsewhere")
+    rollouts.symlink_to(tmp_path / "elsewhere")
+    assert rewind(tmp_path, 0, 2, counted) == []
+    assert metrics.stat().st_nlink == 1 and not rollouts.is_symlink()
+    assert {path: path.read_bytes() for path in paths} == {path: text for path, (text, _) in before.items()}
 
 
 def test_every_call_of_a_rewind_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -555,6 +573,17 @@ def test_a_narrow_terminal_drops_whole_words_from_the_end(monkeypatch: pytest.Mo
     assert "step 1/1  reward 0.530" in text and "train accuracy" not in text and text.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["COLUMNS", "LINES"])
+def test_a_size_of_0_is_no_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As terminals within editors set it."""
+    monkeypatch.setenv(name, "0")
+    screen = io.StringIO()
+    Console(screen).step(RECORD, 0, 1)
+    drawn = on_a_terminal(monkeypatch, 80, lambda file: Console(file).step(RECORD, 0, 1))
+    assert all("step 1/1  reward 0.530" in text for text in (screen.getvalue(), drawn))
+    assert min(rich.console.Console(file=io.StringIO(), **rich_settings()).size) > 0
+
+
 def test_warnings_stand_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def use(file: io.TextIOBase) -> None:
         with Console(file) as console:
@@ -724,6 +753,7 @@ def test_moves_of_one_token_are_never_called_truncated(tmp_path: Path) -> None:
         Sampling(max_new_tokens=most, min_new_tokens=least).fixed_length for most, least in ((1, 0), (4, 4), (4, 3))
     ]
     assert fixed == [True, True, False]
+    assert not Sampling(max_new_tokens=4, min_new_tokens=4, stop=("\n",)).fixed_length  # a stop string may end one
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
@@ -738,3 +768,21 @@ def test_the_running_mean_is_centred_and_skips_gaps() -> None:
     assert running_mean(values, 3).tolist() == [1.5, 3.0, 4.5, 3.5, 1.0]
     assert running_mean(values, 1)[[0, 1, 2, 4]].tolist() == [0.0, 3.0, 6.0, 1.0]
     assert running_mean(np.array([2.0]), 5).tolist() == [2.0]
+
+
+@given(
+    some.lists(some.sampled_from([0.0, 1.0, 3.0, -2.5, 1e300, 1e-3, math.nan]), min_size=1, max_size=40), some.data()
+)
+def test_a_running_mean_is_that_of_each_window(values: list[float], data: some.DataObject) -> None:
+    """To the rounding of its own sum: an outlier elsewhere moves nothing."""
+    half = data.draw(some.integers(0, 12))
+    for place, found in enumerate(running_mean(np.array(values), 2 * half + 1).tolist()):
+        own = [one for one in values[max(0, place - half) : place + half + 1] if one == one]
+        error = 2 * half * 2**-52 * math.fsum(map(abs, own))
+        assert math.isnan(found) if not own else abs(found * len(own) - math.fsum(own)) <= error
+
+
+def test_a_running_mean_of_a_long_run_is_there_at_once() -> None:
+    """Its time does not grow with the window; two convolutions would take an hour."""
+    found = running_mean(np.arange(4_000_000) % 2.0, 266_667)
+    assert found[2_000_000] == pytest.approx(0.5, abs=1e-5) and len(found) == 4_000_000

@@ -473,6 +473,9 @@ def test_a_mixture_lacks_the_splits_that_a_member_lacks(tmp_path: Path) -> None:
         load_task("mixture", "train", tasks=[{"name": "jsonl", "path": path}])
     with pytest.raises(LmgymError, match=r"no example of the mixture's task 'topics' is left; raise task.limit"):
         Stream(load_task("mixture", "train", tasks=[{**SUMS, "weight": 9}, {"name": "topics"}], limit=2), 0, 1)
+    whole = load_task("mixture", "train", tasks=[SUMS, {"name": "topics"}])
+    with pytest.raises(LmgymError, match=r"'topics' is left; .* or take the task out, if task.unfit has left out all"):
+        Stream([one for one in whole if one.meta["task"] != "topics"], 0, 1)  # without a limit
 
 
 def answers_to_a_mixture() -> list[list[Episode]]:

@@ -15,6 +15,7 @@ from lmgym.config.yaml import read_yaml
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.logs.doctor.examine import examine
+from lmgym.models import device
 from lmgym.models.builtin import byte_tokenizer
 from lmgym.models.shapes import shapes_of
 from lmgym.training.loop import train
@@ -122,3 +123,25 @@ def test_the_doctor_names_a_run_that_takes_more_than_its_budget(tmp_path: Path) 
     findings = examine(tmp_path / "run", read_yaml(tmp_path / "run" / "recipe.yaml")).findings
     found = {finding.rule: finding.sign for finding in findings}
     assert found["memory_budget"].value > found["memory_budget"].limit
+
+
+def test_the_limits_of_control_groups_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert device.memory_limits(tmp_path) == []  # not Linux
+    # Version 2: a job of SLURM, whose step has no limit of its own.
+    write("proc/self/cgroup", "0::/system.slice/job_1/step_0\n")
+    write("sys/fs/cgroup/system.slice/job_1/step_0/memory.max", "max\n")
+    write("sys/fs/cgroup/system.slice/job_1/memory.max", "8589934592\n")
+    assert device.memory_limits(tmp_path) == [2**33]
+    # Version 1: a container that finds its group at the top, under the name that it has outside.
+    write("proc/self/cgroup", "4:cpu,memory:/docker/4f\n3:cpuset:/docker/4f\n0::/\n")
+    write("sys/fs/cgroup/memory/memory.limit_in_bytes", "4294967296\n")
+    assert device.memory_limits(tmp_path) == [2**32]
+    # The smallest one counts.
+    usual = device.memory_here("cpu")
+    assert usual is not None
+    monkeypatch.setattr(device, "memory_limits", lambda: [2**62, usual // 2])
+    assert device.memory_here("cpu") == usual // 2

@@ -71,3 +71,11 @@ def test_a_users_own_setting_is_kept(no_network: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     hub.prepare_hub("some/model")
     assert hub.unreachable() == "" and os.environ["HF_HUB_OFFLINE"] == "0"
+
+
+def test_a_switch_of_either_name_is_said(no_network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """huggingface_hub goes offline by either one."""
+    hub.answers.cache_clear()
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "1")
+    assert hub.unreachable().startswith("TRANSFORMERS_OFFLINE is set")

@@ -5,6 +5,7 @@ import os
 import select
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,13 @@ def test_a_plugin_that_was_edited_since_is_refused(
     del sys.modules[module]  # as in a new process
     registry.load_plugin(named)
     assert sys.modules[module].VALUE == 2
+
+
+def test_pythons_own_files_are_known_behind_links(tmp_path: Path) -> None:
+    (tmp_path / "cellar").symlink_to(sysconfig.get_path("stdlib"))
+    (tmp_path / "own.py").write_text("")
+    assert contents._is_own(str(tmp_path / "own.py"))
+    assert not contents._is_own(str(tmp_path / "cellar" / "json" / "__init__.py"))
 
 
 @pytest.mark.parametrize("where", ["prompt", "message", "reference"])

@@ -230,6 +230,20 @@ def test_shapes_are_drawn_by_hand() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"ask": []}, "task.ask is empty; name some of count, colour and position"),
+        ({"most": 5, "pixels": 24}, "task.most is 5, and 24 pixels have no room for so many shapes"),
+        ({"ask": ["position"], "most": 1}, "position needs two shapes that differ; raise task.most"),
+        ({"ask": ["position"], "kinds": 1, "colours": 1}, "position needs two shapes that differ; raise task.most"),
+    ],
+)
+def test_shapes_that_allow_no_picture_with_a_question_are_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(LmgymError, match=sentence):
+        load_task("shapes", "train", **arguments)
+
+
 def test_questions_about_shapes_have_the_answers_of_their_pictures(store: PictureStore) -> None:
     arguments: dict[str, Any] = {"size": 60, "validation_size": 10, "test_size": 10, "most": 5, "pixels": 48}
     examples = load_task("shapes", "train", ask=["count", "colour", "position"], **arguments)

@@ -677,6 +677,9 @@ def test_what_is_held_throughout_is_counted_exactly() -> None:
     tokens, keys = 3 * 100 + 24 * 500, 24 * 600
     layer = 4 * 2 * 2 * 4096 * tokens + 2 * (5 * 4096 * tokens + 4 * 11008 * tokens + 4096 * (5 * tokens + 2 * keys))
     assert found["activations"] == 32 * layer
+    # of 2,097 actions, 2^26 logits: the chunk in bf16 and four in fp32, and the hidden states with their gradient
+    chunk = 2**26 // 32000 * 32000
+    assert found["LM head"] == 2 * chunk + 4 * 4 * chunk + 2 * 12_000 * 4096 * 2
     adapters = 16 * 32 * (4 * 2 * 4096 + 3 * (4096 + 11008))
     shapes = Shapes(**{**shapes.__dict__, "adapter": adapters})
     config.policy.activation_checkpointing = True

@@ -109,13 +109,15 @@ def test_runs_in_threads_begin_with_the_weights_of_their_seeds(tmp_path: Path) -
 
 def test_whoever_borrows_torchs_generator_holds_the_lock() -> None:
     """Else two threads put each other's random numbers back. (`load_policy` holds it around all that it calls.)"""
-    sources = {path.name: path.read_text() for path in (Path(runs.ROOT) / "lmgym").rglob("*.py")}
+    package = runs.ROOT / "lmgym"
+    sources = {path.relative_to(package).as_posix(): path.read_text() for path in package.rglob("*.py")}
     borrowing = {
         name: [line for line in text.splitlines() if " torch.random.fork_rng(" in line]
         for name, text in sources.items()
     }
-    assert {name for name, lines in borrowing.items() if lines} == {"scorers.py", "here.py", "seeded.py", "load.py"}
-    assert all("seeds.GLOBAL" in line for name, lines in borrowing.items() if name != "load.py" for line in lines)
+    holding = {"rewards/learned/scorers.py", "inference/vllm/here.py", "models/seeded.py"}
+    assert {name for name, lines in borrowing.items() if lines} == {*holding, "models/load.py"}
+    assert all("seeds.GLOBAL" in line for name in holding for line in borrowing[name])
 
 
 @pytest.mark.slow

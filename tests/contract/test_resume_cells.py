@@ -13,6 +13,7 @@ from lmgym.config.build import build_config
 from lmgym.core import registry
 from lmgym.training.resuming import fingerprint
 from lmgym.training.resuming.differences import differences
+from lmgym.training.resuming.verdicts import Differences
 from lmgym.training.run import Progress
 from lmgym.training.setup import load_data
 from tests import resume_cells
@@ -73,6 +74,29 @@ def test_a_change_has_its_answer(cell: Cell, world: Path) -> None:
     assert verdict == "same" or any(key in sentence for sentence in sentences), (key, sentences)
     begun_anew = [name for name, is_so in (("best", found.other_best), ("early", found.other_early)) if is_so]
     assert verdict == "refused" or " ".join(begun_anew) == cell.anew, found
+
+
+@pytest.mark.parametrize(
+    ("section", "verdict"),
+    [
+        ({}, "free"),
+        ({"optimizer": {"schedule": "constant_with_warmup"}}, "free"),
+        ({"optimizer": {"schedule": "inverse_sqrt"}}, "free"),
+        ({"optimizer": {"schedule": "constant", "warmup_ratio": 0.1}}, "recorded"),
+        ({"optimizer": {"schedule": "cosine"}}, "recorded"),
+        ({"algorithm": {"name": "ppo", "clip_final_fraction": 0.0}}, "recorded"),
+        ({"algorithm": {"name": "ppo", "entropy_final_fraction": 0.0}}, "free"),  # there is no bonus
+        ({"algorithm": {"name": "ppo", "entropy_final_fraction": 0.0, "entropy_coefficient": 0.1}}, "recorded"),
+    ],
+)
+def test_more_steps_are_free_unless_something_falls_over_the_stage(section: dict[str, Any], verdict: str) -> None:
+    """What rises or falls over a stage stands elsewhere at the same step of a longer one."""
+    task = {"name": "arithmetic", "size": 4, "test_size": 2}
+    recipe = {"policy": {"model": "builtin:tiny_gpt2", "tokenizer": "builtin:bytes"}, "task": task, "steps": 4,
+              "rewards": {"length": {"target": 2}}, "algorithm": "reinforce", **section}  # fmt: skip
+    before, now = stands_on(recipe, {}), stands_on({**recipe, "steps": 8}, {})
+    found = differences(before, now, Progress(0, 2))
+    assert found == Differences(**{verdict: ["steps was 4 and is 8"]})
 
 
 def test_there_are_enough_cells_and_the_page_has_them() -> None:

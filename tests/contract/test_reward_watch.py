@@ -98,6 +98,26 @@ def test_the_doctor_needs_48_answers_that_agree() -> None:
     assert sign.what.startswith("'a/b' pays the policy's best answers more when they are changed by the trick 'echo'")
 
 
+def test_the_doctor_reads_no_older_looks_than_it_needs() -> None:
+    """Else each step of a long run would cost more than the one before."""
+
+    class Counted(list[float]):
+        read = 0
+
+        def __getitem__(self, place: Any) -> Any:
+            self.read += 1
+            return super().__getitem__(place)
+
+    found = History(Facts())
+    for step in range(1000):
+        look = {"watch/a/trick/echo": 1.0, "watch/a/answers": 16.0} if step < 500 else {}
+        found.add_step({"step": step, "reward": 0.0} | look)
+    counts: Any = Counted(found.columns["watch/a/answers"])
+    found.columns["watch/a/answers"] = counts
+    sign = reward_hole(found)
+    assert sign is not None and sign.steps == 3 and counts.read <= 6
+
+
 @pytest.mark.slow
 def test_a_run_that_is_watched_is_the_run_that_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bit for bit, but for the numbers of the watch itself; and it goes on from a checkpoint as any run."""

@@ -371,7 +371,8 @@ def test_only_the_words_of_a_template_may_make_control_tokens(tmp_path: Path) ->
         ({"references": {"column": "prompt", "pattern": "x"}}, r"rows\.jsonl:1: column 'prompt' holds no 'x'"),
         ({"splits": {"tain": "train"}}, r"task\.splits names 'tain'; did you mean 'train'"),
         ({"splits": {"train": "train[5]"}}, r"task\.splits\.train is 'train\[5\]'; write a split"),
-        ({"hub_id": "a/b"}, "and not both"),
+        ({"hub_id": "a/b"}, r"^task\.path and task\.hub_id are both given; write one of them$"),
+        ({"path": None}, r"^key 'task\.path' is missing; 'task' needs it, or task\.hub_id$"),
         ({"columns": {"a": "b.c"}}, r"rows\.jsonl:1: there is no column 'b\.c'"),
         ({"prompt": "{nothing}"}, "column 'nothing' holds nothing, and a template needs it"),
     ],
@@ -405,6 +406,23 @@ def test_what_does_not_fit_is_told_at_once_or_left_out(tmp_path: Path) -> None:
         assert len(told) == 1 and told[0].startswith("task 'data', split 'train': 7 rows do not fit and are left out: ")
     with pytest.raises(LmgymError, match=r"key 'task\.unfit' must be 'refuse' or 'drop', not 'skip'"):
         load_task("data", "train", path=path, unfit="skip")  # type: ignore[arg-type]
+
+
+def test_a_fault_at_another_place_of_a_row_is_of_the_same_kind(tmp_path: Path) -> None:
+    lines = as_lines(SUMS).splitlines()
+    for n in range(5):
+        lines[2 + n] = b'{"prompt": "' + b"x" * n + b'" "references": "1"}'
+        lines[12 + n] = b'{"prompt": "' + b"x" * n + b'\xff"}'
+    path = _written(tmp_path / "rows.jsonl", b"\n".join(lines))
+    with telling() as told:
+        load_task("data", "train", path=path, test=0.0, unfit="drop")
+    assert told[0].endswith(
+        f"5 times not valid JSON: Expecting ',' delimiter ({path}:3, 4, 5, 6, 7); "
+        f"5 times not UTF-8 ({path}:13, 14, 15, 16, 17)"
+    )
+    lines = [line for n, line in enumerate(lines) if n == 2 or not 2 <= n < 17]
+    with pytest.raises(LmgymError, match=r"rows\.jsonl:3: not valid JSON: Expecting ',' delimiter at column [0-9]+$"):
+        load_task("data", "train", path=_written(tmp_path / "rows.jsonl", b"\n".join(lines)), test=0.0)
 
 
 def test_pairs_that_do_not_fit(tmp_path: Path) -> None:
@@ -609,6 +627,23 @@ def test_tools_do_not_change_the_split_of_a_prompt(streaming: bool, tmp_path: Pa
         without = load_task("data", "test", path=bare, test=0.2)
         assert [one.id.split("/")[1] for one in found] == [one.id.split("/")[1] for one in without]
         assert 10 < len(found) < 70
+
+
+def test_a_split_that_gets_no_rows_says_which_share_to_change(tmp_path: Path) -> None:
+    """A hash shares three prompts out. Train has no path of its own but `path`, and `test` may be 0 already."""
+    path = _written(tmp_path / "rows.jsonl", as_lines(SUMS[:3]))
+    shares: dict[str, Any] = {"validation": 0.9999, "test": 0.0}
+    for streaming in (False, True):
+        with pytest.raises(LmgymError, match=r"validation 3, test 0\); lower task\.test or task\.validation$"):
+            load_task("data", "train", path=path, streaming=streaming, **shares)
+        with pytest.raises(LmgymError, match=r"\); raise task\.test \(0\.0001\), or .* its own, task\.test_path$"):
+            load_task("data", "test", path=path, streaming=streaming, test=0.0001)
+    pairs = [{"prompt": row["prompt"], "chosen": "a", "rejected": "b"} for row in SUMS[:3]]
+    path = _written(tmp_path / "pairs.jsonl", as_lines(pairs))
+    with pytest.raises(LmgymError, match=r"validation 3, test 0\); lower task\.test or task\.validation$"):
+        load_task("preferences", "train", path=path, **shares)
+    with pytest.raises(LmgymError, match=r"; raise task\.test, or give the split data of its own$"):
+        load_task("preferences", "test", path=path, test=0.0001)
 
 
 def test_prompts_of_a_held_out_file_are_not_trained_on(tmp_path: Path) -> None:

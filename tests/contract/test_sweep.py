@@ -7,6 +7,8 @@ import re
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from lmgym.config.schema import STAGE_KEYS
 from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.experiments.grid import expand, expands, text_of
+from lmgym.experiments.parallel_runs import _last_words, _signals_to
 from lmgym.experiments.results import Member, report, seeds_table, settings_table
 from lmgym.experiments.sweep import is_finished, plan, plan_tree, sweep_folder, train_all
 from lmgym.logs.console import Console
@@ -554,6 +557,51 @@ def test_ctrl_c_reaches_every_process(shell: Shell, tmp_path: Path) -> None:
         trained = [record for record in runs.records(log) if record["kind"] == "train"]
         assert runs.state(log.parent)["step"] == len(trained) > 0
     assert not (out / "seed-2").exists()
+
+
+COUNTING = """
+import signal, sys
+received = []
+signal.signal(signal.SIGINT, lambda *_: (received.append(1), print("one", flush=True)))
+print("ready", flush=True)
+sys.stdin.read()
+print(len(received), flush=True)
+"""
+
+
+def test_a_lost_terminal_is_one_signal_and_under_nohup_none() -> None:
+    """The kernel and the shell may both send SIGHUP; a second Ctrl-C would end the processes at once."""
+    pipe, usual = subprocess.PIPE, signal.getsignal(signal.SIGHUP)
+    command = [sys.executable, "-c", COUNTING]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, process_group=0) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == "ready\n"
+        with _signals_to({"a": (process, 0.0)}) as received:
+            signal.raise_signal(signal.SIGHUP)
+            assert process.stdout.readline() == "one\n"
+            signal.raise_signal(signal.SIGHUP)
+            process.stdin.close()
+            assert process.stdout.read() == "1\n" and received == [signal.SIGHUP]
+            process.wait()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _signals_to({}) as received:
+            signal.raise_signal(signal.SIGHUP)
+        assert received == [] and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+
+
+def test_the_last_words_are_the_reason(tmp_path: Path) -> None:
+    log, raised = tmp_path / "log.txt", "Traceback (most recent call last):\n  File x\nValueError: on purpose\n"
+    for text, said in (
+        ("lmgym: loading PyTorch\n" + raised, "ValueError: on purpose (exit status 70; "),
+        (raised + "lmgym: out is wrong\n  0%|\n", "out is wrong (exit status 70; "),
+        ("Segmentation fault\n", "Segmentation fault (exit status 70; "),
+        ("", "no word (exit status 70; "),
+    ):
+        log.write_text(text)
+        assert _last_words(log, 70).startswith(said)
 
 
 # ---------------------------------------------------------------- tables and the picture

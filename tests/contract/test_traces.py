@@ -180,7 +180,7 @@ def test_meta_that_json_cannot_hold_is_described() -> None:
 
 def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert shards(tmp_path) == []
-    with pytest.raises(LmgymError, match=r"traces holds nothing of stage 1, step 4; logs.traces says what a run keeps"):
+    with pytest.raises(LmgymError, match=r"traces holds nothing of stage 1, step 4; logs.traces and logs.traces_gib"):
         read_step(tmp_path, 0, 3)
     write_shard(tmp_path, a_step(), [an_episode(0)])
     with pytest.raises(LmgymError, match=r"no whole record of answer 1 in stage 1, step 1; logs.traces and"):
@@ -331,6 +331,22 @@ def test_the_oldest_steps_lose_their_answers_first(tmp_path: Path) -> None:
         False,
         True,
     ]
+
+
+def test_where_tables_alone_are_too_much_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hundreds, here fours; those of the newest whole one and of the current one stay."""
+    monkeypatch.setattr("lmgym.logs.traces.files.TOGETHER", 4)
+    monkeypatch.setattr("lmgym.logs.traces.folder.TOGETHER", 4)
+    filled(tmp_path / "alone", 18, most=1)
+    assert shards(tmp_path / "alone") == [(0, step) for step in range(12, 18)]
+    with pytest.raises(LmgymError, match=r"nothing of stage 1, step 1; logs.traces and logs.traces_gib say what a run"):
+        read_step(tmp_path / "alone", 0, 0)
+    # The folder stays below its limit; no table goes before all older answers.
+    most = 40 * write_shard(tmp_path / "one", a_step(), []).stat().st_size
+    filled(tmp_path / "run", 70, most)
+    assert sum(path.stat().st_size for path in (tmp_path / "run/traces").iterdir()) <= most
+    left = shards(tmp_path / "run")
+    assert left == [(0, step) for step in range(left[0][1], 70)] and 12 <= left[0][1] <= 56
 
 
 def test_going_back_to_a_checkpoint(tmp_path: Path) -> None:

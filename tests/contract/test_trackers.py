@@ -20,7 +20,7 @@ from lmgym.core import registry
 from lmgym.core.errors import LmgymError
 from lmgym.logs.console import Console
 from lmgym.logs.records import read_records
-from lmgym.logs.sinks import Row, Sink, answer_rows, by_stage, code_block
+from lmgym.logs.sinks import Row, Sink, answer_rows, by_stage, code_block, identity
 from lmgym.logs.writer import Writer
 from tests import runs
 
@@ -116,6 +116,14 @@ def test_unknown_and_missing_sinks_are_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(LmgymError, match=r"sink 'trackio' is not installed .*pip install 'lmgym\[trackio\]'"):
         Writer(tmp_path, sinks=["trackio"])
+
+
+def test_what_a_tracker_knows_a_folder_by_is_made_once_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "wandb_id.txt"
+    path.touch()  # as a full disk or a kill leaves it
+    made = identity(path, "")
+    assert len(made) == 16 and identity(path, "") == made == path.read_text()
+    assert [file.name for file in tmp_path.iterdir()] == ["wandb_id.txt"]
 
 
 def test_answers_are_rows_and_messages_become_text() -> None:

@@ -15,6 +15,7 @@ from lmgym.logs.console import Console
 from lmgym.models.load import load_policy
 from lmgym.models.policy_section import PolicySection
 from lmgym.tasks.base import load_task
+from lmgym.training.run import lock_folder
 from lmgym.types import Example
 from tests import runs
 
@@ -70,6 +71,16 @@ def test_a_folder_is_locked_before_it_is_decided_where_its_run_stands(tmp_path: 
     with pytest.raises(LmgymError, match="another process is training in"):
         runs.run(folder, **SHORT, task="tests.contract.test_two_starts:overtaken")
     assert (folder / "final/model.safetensors").read_bytes() == before
+
+
+def test_who_only_looks_at_the_lock_is_no_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A viewer asks for the state of a run, with a shared lock, at the instant in which the run begins."""
+    lock_folder(tmp_path / "run", print).close()
+    looking = open(tmp_path / "run/.lock")  # noqa: SIM115
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr("time.sleep", lambda seconds: looking.close())
+    lock_folder(tmp_path / "run", print).close()
+    assert looking.closed
 
 
 def test_a_file_system_that_cannot_lock_is_said_and_trained_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_mistakes_are_named(library: Any, keys: dict[str, Any], sentence: str) -
 
 
 def test_more_episodes_than_open_files_are_refused(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (128 + 2 * 3, 4096))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (128 + 2 * 3,) * 2)
     envs = InProcess(lambda: Verifiers(taskset=GUESSES, rows=[0, 4]))
     envs.begin([(0, GAME, 0), (1, GAME, 1)])
     with pytest.raises(LmgymError, match=r"can play 2 episodes at a time .* lower engine\.rows"):

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from lmgym.core import seeds
+from lmgym.stats import change_point as module
 from lmgym.stats.change_point import LEAST, change_point, outlier
 
 
@@ -54,6 +56,23 @@ def test_chance_is_rarely_a_change() -> None:
             point = change_point(list(noise + 0.05 * np.arange(50)), draws=199)
             found += point is not None and point.p <= 0.05
         assert found <= most
+
+
+def test_long_curves_of_noise_are_drawn_by_64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one, a curve of 100,000 numbers would take minutes; the numbers are the same."""
+    curve = list(np.random.default_rng(3).normal(size=50) + 0.8 * (np.arange(50) >= 20))
+    before, drawn = change_point(curve), list[int]()
+
+    class Counted(np.random.Generator):
+        def normal(self, *, size: tuple[int, int]) -> np.ndarray:  # type: ignore[override]
+            drawn.append(size[0])
+            return super().normal(size=size)
+
+    generator = seeds.generator
+    monkeypatch.setattr(seeds, "generator", lambda *path: Counted(generator(*path).bit_generator))
+    monkeypatch.setattr(module, "CELLS", 60)
+    assert change_point(curve) == before and before is not None and before.p > 0.001
+    assert drawn == [64] * 15 + [39]
 
 
 def test_what_has_no_change() -> None:

@@ -284,6 +284,7 @@ def test_sentences() -> None:
         "No?",
     ]
     assert sentences("") == sentences(" \n ") == []
+    assert sentences(f"a{' ' * 1_000_000}b") == [f"a{' ' * 1_000_000}b"]  # in linear time: not in an hour
 
 
 @pytest.mark.slow

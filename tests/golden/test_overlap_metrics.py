@@ -85,6 +85,20 @@ def test_bleu_by_hand() -> None:
     assert sacre_bleu(["the the the"], asked(["the", "the the"]))[0] == pytest.approx((2 / 3 * 1 / 2 / 2) ** (1 / 3))
 
 
+@pytest.mark.parametrize("tokenize", ["13a", "intl", "zh", "char", "none"])
+def test_sacrebleu_keeps_no_text(tokenize: Any) -> None:
+    """Its tokenizers keep 65,536 texts each, for good: gigabytes of long answers."""
+    from sacrebleu.tokenizers import tokenizer_13a, tokenizer_char, tokenizer_intl, tokenizer_re, tokenizer_ter
+    from sacrebleu.tokenizers import tokenizer_zh as chinese
+
+    examples = asked(*DOG_REFERENCES)
+    sacre_bleu(DOGS, examples, tokenize=tokenize)
+    bleu(DOGS, examples), ter(DOGS, examples), split_13a(DOGS[0])
+    kinds = [tokenizer_13a.Tokenizer13a, tokenizer_char.TokenizerChar, tokenizer_intl.TokenizerV14International]
+    kinds += [tokenizer_re.TokenizerRegexp, tokenizer_ter.TercomTokenizer, chinese.TokenizerZh]
+    assert [kind.__call__.cache_info().currsize for kind in kinds] == [0] * 6
+
+
 def test_bleu_of_short_texts() -> None:
     examples = asked(["good dog"])
     assert bleu(["good dog"], examples) == [0.0]  # no four words
@@ -428,8 +442,15 @@ def test_what_is_no_file_of_documents(name: str, content: str | None, sentence: 
     if content is not None:
         (tmp_path / name).write_text(content, encoding="utf-8")
     rewards = build_rewards({"cider": {"documents": str(tmp_path / name)}})
-    with pytest.raises(LmgymError, match=f"key 'rewards.cider.documents': .*{sentence}"):
+    with pytest.raises(LmgymError, match=f"key 'documents' of CIDEr: .*{sentence}"):
         check_examples(rewards, asked(["a"]))
+
+
+def test_a_sigma_of_cider_is_refused_by_its_key() -> None:
+    with pytest.raises(LmgymError, match=r"^rewards\.mine\.sigma is 0.0; it must be above 0"):
+        build_rewards({"mine": {"reward": "cider", "sigma": 0}})
+    with pytest.raises(LmgymError, match="sigma of CIDEr must be above 0, not -1"):
+        cider(["a"], asked(["a"]), sigma=-1)
 
 
 # ---------------------------------------------------------------- SQuAD

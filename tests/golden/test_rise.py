@@ -36,6 +36,12 @@ def test_a_rise_is_split_by_hand() -> None:
     assert part.part.low < 12 < part.part.high and list(rise_notes(found)) == []  # 12 of 42 is less than half
 
 
+def test_marks_are_counted_in_linear_time() -> None:
+    text = "# A\n\n - b\n\t* **c**\n-d\nThe answer is \\boxed{1}"
+    assert FEATURES["marks"]("", text) == 7  # a heading, two points, two bold marks, an announcement, a box
+    assert FEATURES["marks"]("", "a" + "\n" * 1_000_000 + "- b") == 1  # another pattern would take an hour
+
+
 def test_of_two_features_that_go_together_only_the_one_that_is_paid_explains_the_rise() -> None:
     """Words are paid, and numbers come with them at times: the multiple regression of numpy, by hand."""
     noise = np.random.default_rng(0).normal(size=(30, 8, 2))

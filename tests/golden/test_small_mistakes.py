@@ -32,7 +32,7 @@ from lmgym.tasks.stream import mixture_slot
 from lmgym.training.unjudged import usable_groups
 from lmgym.types import Episode, Example, Turn
 from lmgym.updates.trust_region import subsampled
-from tests import models, runs
+from tests import models, rounding, runs
 from tests.golden.record_grpo_family import Inputs
 from tests.golden.test_grpo_family import ours, place, preset
 
@@ -249,7 +249,7 @@ def test_vllm_samples_with_the_newest_weights() -> None:
             turn = Turn(list(request.prompt_ids), said.ids, said.logprobs, "", said.stop)
             batch = collate([Episode(Example("x", "?"), 0, 0, [turn])])
             scored = policy.compute_logprobs_no_grad(batch).logprobs[batch.actions]
-            assert scored.tolist() == pytest.approx(said.logprobs, abs=1e-4)
+            assert rounding.near(policy.model, scored, said.logprobs)
 
 
 @pytest.mark.parametrize(

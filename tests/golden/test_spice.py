@@ -54,6 +54,11 @@ def test_what_is_missing_is_named_before_training(name: str, tmp_path: Path) -> 
         check(jar=jar, java="jawa")
     with pytest.raises(LmgymError, match=rf"reward '{name}' needs a reference, and example 'a/0' has none"):
         check_examples(build_rewards({name: {"jar": jar, "java": "true"}}), [Example("a/0", "?")])
+    if name == "spider":
+        with pytest.raises(LmgymError, match=r"key 'documents' of CIDEr: cannot read typo.txt"):
+            check(jar=jar, java="true", documents="typo.txt")
+        (tmp_path / "two.txt").write_text("a dog\na cat\n", encoding="utf-8")
+        check(jar=jar, java="true", documents=str(tmp_path / "two.txt"), tokens="spaces", spice_coeff=0.0)
     (tmp_path / "spice" / "lib" / CORENLP[1]).unlink()
     with pytest.raises(LmgymError, match=r"lib holds no stanford-corenlp-3.6.0-models.jar; SPICE needs it from"):
         check(jar=jar, java="true")

@@ -182,8 +182,11 @@ def test_what_else_is_missing_is_named() -> None:
         check_examples(build_rewards({"parent": 1.0}), [asked(table=DRUMMER)])
     with pytest.raises(LmgymError, match=r"'parent_overlap' needs meta\['overlap_subset'\], .* 'a/0' is None"):
         check_examples(build_rewards({"parent_overlap": 1.0}), [asked("x", table=DRUMMER)])
-    with pytest.raises(LmgymError, match=r"'rewards.parent.table_weight' must be from 0 to 1, not 2.0"):
-        build_rewards({"parent": {"table_weight": 2}})[0].function(["x"], [asked("x", table=DRUMMER)])
+    with pytest.raises(LmgymError, match=r"table_weight of PARENT must be from 0 to 1, not 2"):
+        parent(["x"], [asked("x", table=DRUMMER)], table_weight=2)
+    for name, reward in (("parent", "parent"), ("parent_overlap", "parent_overlap"), ("mine", "parent_non_overlap")):
+        with pytest.raises(LmgymError, match=rf"^rewards\.{name}\.table_weight is 2.0; it must lie between 0 and 1"):
+            build_rewards({name: {"reward": reward, "table_weight": 2}})
     with pytest.raises(LmgymError, match=r"unknown key 'rewards.parent_overlap.weigth'"):
         build_rewards({"parent_overlap": {"weigth": 2}})
 

@@ -1,6 +1,7 @@
 """Adapters in bf16 on a CPU: their products against the formula in fp64, with gradients and as they sample; and a base
 that is held in bf16 where that loses nothing."""
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -164,13 +165,17 @@ def test_gradients_of_a_policy_are_those_of_its_formula(family: str, kernels: bo
         return torch.cat([p.grad.double().flatten() for p in one.parameters() if p.grad is not None])
 
     found, wanted = gradient(policy), gradient(precise)
-    roundings = 2 * len(list(policy.model.modules()))
-    assert float((found - wanted).norm() / wanted.norm()) < rounding.typical(roundings, 1.0, torch.bfloat16)
+    # Backward rounds as often as forward. fp64 does not: one computation rounds, by half of what two differ by.
+    roundings = 2 * rounding.bf16_roundings_of(policy.model)
+    assert float((found - wanted).norm() / wanted.norm()) < rounding.typical(roundings, 1.0, torch.bfloat16) / 2
     assert all(p.grad is None for p in policy.model.parameters() if not p.requires_grad)
     assert torch.equal(gradient(policy.but(activation_checkpointing=True)), found)
     parts = gradient(policy.but(tokens_per_forward=40))
     assert len(policy.but(tokens_per_forward=40).micro_batches(batch)) > 1
-    assert float((parts - found).norm() / found.norm()) < rounding.typical(roundings, 1.0, torch.bfloat16)
+    # A row rounds alike in every pass, but for the share of roundings of which a sum in another order crosses the edge:
+    # up to 128 inputs move it by 128 EPS32, and edges lie EPS apart. The sums over rows round in each pass anew.
+    differing = 1 + math.ceil(roundings * 128 * EPS32 / EPS)
+    assert float((parts - found).norm() / found.norm()) < rounding.typical(differing, 1.0, torch.bfloat16)
 
 
 @compiled

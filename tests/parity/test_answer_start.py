@@ -19,7 +19,7 @@ from lmgym.rollouts.actor import Actor
 from lmgym.rollouts.rollout import collect, demonstrate
 from lmgym.text.chat import continued_ids
 from lmgym.types import Example, Turn
-from tests import runs
+from tests import rounding, runs
 
 START = " Let's think:"
 TEMPLATE = (
@@ -68,7 +68,7 @@ def test_the_start_is_given_and_the_rest_is_scored_as_it_was_sampled(name: str) 
     batch = collate([episode])
     assert batch.actions[0].tolist() == [False] * len(turn.prompt_ids) + [True] * len(turn.action_ids)
     found = POLICIES[name].compute_logprobs_no_grad(batch).logprobs
-    assert torch.allclose(found[batch.actions], torch.tensor(turn.logprobs), atol=1e-4)
+    assert rounding.near(POLICIES[name].model, found[batch.actions], turn.logprobs)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from lmgym.batch import collate
+from lmgym.algorithms.grpo.algorithm import GRPO
+from lmgym.batch import PolicyOutputs, collate
 from lmgym.config.build import build_config
 from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
@@ -29,7 +31,7 @@ from lmgym.training.loop import begin_step, gather, stages_left
 from lmgym.training.setup import start
 from lmgym.types import Turn
 from lmgym.updates.prepare import prepare
-from tests import rounding, runs
+from tests import models, rounding, runs
 from tests.parity.test_ahead import CAPPED, CHANGES, UNIT, assert_stopping_changes_nothing
 from tests.parity.test_pool import RECIPE, Killing
 from tests.parity.test_ranks import launched
@@ -43,6 +45,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 AHEAD, CHUNK, STEPS = 3, 4, 6
 CHANGES = {**CHANGES, "sampling": {"max_new_tokens": 14}, "logs": {"rollouts": "all"}}  # longer than three chunks
 TWO = {"prompts_per_step": 2}
+STOPS = tuple(range(50, 70))
 
 
 def engine(**changes: Any) -> dict[str, Any]:
@@ -92,25 +95,32 @@ def assert_equal_answers(policy: Policy, one: list[Completion], other: list[Comp
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(max_new_tokens=20), Sampling(max_new_tokens=20, min_new_tokens=9, temperature=1.3, top_p=0.99)],
+    [
+        Sampling(max_new_tokens=20, stop_ids=STOPS),
+        Sampling(max_new_tokens=20, stop_ids=STOPS, min_new_tokens=9, temperature=1.3, top_p=0.99),
+    ],
 )
 def test_an_answer_in_parts_is_the_answer_in_one(fast: bool, sampling: Sampling) -> None:
-    """With weights that do not change. Some answers end before the first pause, most in the middle of a part."""
-    policy, asked = policy_of(fast=fast), requests(24)
+    """With weights that do not change. Some answers end before the last pause, others after it."""
+    policy, asked = models.exact(policy_of(fast=fast)), requests(24)
     whole = Sampler(policy).generate(asked, sampling)
-    assert len({len(answer.ids) for answer in whole}) > 1
+    lengths = [len(answer.ids) for answer in whole]
+    assert min(lengths) < 11 < max(lengths)
     assert_equal_answers(policy, whole, in_parts(Sampler(policy, rows=5), asked, sampling, [1, 4, 11]))
     said: list[tuple[int, list[int]]] = []
     units = make_engine(EngineSection(unit=4), policy)
     begun = [replace(request, begun=tuple(answer.ids[:3])) for request, answer in zip(asked, whole, strict=True)]
-    begun = [replace(one, pause=5) for one in begun if len(one.begun) == 3]
+    pause = 5 + sampling.min_new_tokens  # some of them end before it, and some do not
+    begun = [replace(one, pause=pause) for one in begun if len(one.begun) == 3]
     units.generate(begun, sampling, ended=lambda n, ids: said.append((n, ids)))
-    assert all(len(ids) <= 5 and ids[:3] == [*begun[n].begun] for n, ids in said) and len(said) < len(begun)
+    assert all(len(ids) <= pause and ids[:3] == [*begun[n].begun] for n, ids in said)
+    assert 0 < len(said) < len(begun)
 
 
 def test_a_stop_string_across_a_pause_ends_the_answer() -> None:
     """The token that completes it may come in another call than its beginning."""
-    policy = load_policy(PolicySection(model="builtin:tiny", device="cpu", architecture=runs.ARCHITECTURE))
+    section = PolicySection(model="builtin:tiny", device="cpu", architecture=runs.ARCHITECTURE)
+    policy = models.exact(load_policy(section))
     asked, sampling = [Request(PROMPTS[0], seeds.key(0, n)) for n in range(8)], Sampling(max_new_tokens=12)
     free = Sampler(policy).generate(asked, sampling)
     text = policy.tokenizer.decode(free[0].ids[3:5])
@@ -121,7 +131,7 @@ def test_a_stop_string_across_a_pause_ends_the_answer() -> None:
 
 
 def test_an_encoder_decoder_goes_on_too() -> None:
-    policy = load_policy(PolicySection(model="builtin:tiny_t5", device="cpu"))
+    policy = models.exact(load_policy(PolicySection(model="builtin:tiny_t5", device="cpu")))
     start = policy.decoder_start
     asked = [Request(start, seeds.key(3, n), source_ids=tuple(range(5, 9 + n % 3))) for n in range(6)]
     sampling = Sampling(max_new_tokens=10)
@@ -188,11 +198,19 @@ def test_the_correction_reads_what_each_token_was_sampled_with(tmp_path: Path) -
             assert (
                 scored[begin:end] - batch.require("logprobs_sampler")[batch.actions][begin:end]
             ).abs().max() <= allowed
-        # 2. `prepare` makes the old policy's, at which the ratio is cut, of the weights now.
-        batch = prepare(batch, run.policy, {}, stage.algorithm)
+        # 2. `prepare` makes the old policy's, at which the ratio is cut, of the weights now (a single optimizer step
+        # would take them from its own pass).
+        assert isinstance(stage.algorithm, GRPO)
+        algorithm = replace(stage.algorithm, epochs=2)
+        batch = prepare(batch, run.policy, {}, algorithm)
         now = run.policy.compute_logprobs_no_grad(batch).logprobs
+        assert torch.equal(batch.require("logprobs_old"), now)  # the same pass
         weight = (now - batch.require("logprobs_sampler"))[batch.actions].exp()
         assert len(weight) == len(turn.action_ids) and not bool((weight == 1).all())
+        # 3. That is what the correction weighs.
+        weighed, _ = algorithm.correction.weight(batch, PolicyOutputs(now))
+        assert isinstance(weighed, torch.Tensor)
+        assert torch.equal(weighed[batch.actions], weight.clamp(max=CAPPED["correction"]["cap"]))
 
 
 @pytest.mark.usefixtures("cluster")

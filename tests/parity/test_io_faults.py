@@ -24,9 +24,10 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 @pytest.mark.skipif(io_faults.compiler() is None, reason="the preloaded library is written in C for Linux on x86-64")
 def test_some_calls_fail_and_the_power_fails_after_some() -> None:
     with tempfile.TemporaryDirectory(dir=io_faults.IN_MEMORY) as place, io_faults.Machine(Path(place)) as machine:
-        found = io_faults.torture(machine, EVERY, images=1, seed=random.randrange(2**32), say=lambda line: None)
-        assert not [what for what in found if "FAILED" in what], found
-        assert found["kill: resumed"] >= 3 and found["ENOSPC from there on: ended in a sentence"] >= 3, found
+        seed = random.randrange(2**32)
+        found = io_faults.torture(machine, EVERY, images=1, seed=seed, say=lambda line: None)
+        assert not [what for what in found if "FAILED" in what], (seed, found)
+        assert found["kill: resumed"] >= 3 and found["ENOSPC from there on: ended in a sentence"] >= 3, (seed, found)
         # The log leaves nothing out: played again, it gives the folder of the run that it is of.
         machine.put(None)
         disk = Disk(machine.disk)

@@ -5,11 +5,14 @@ import random
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lmgym.logs.console import Console
 from lmgym.training.checkpoints import checkpoint
+from lmgym.training.run import stop_signals
 from tests import runs
 from tests.contract.test_agent_program import TRAINING as PROGRAMS
 from tests.runs import Shell, assert_equal_runs
@@ -124,6 +127,20 @@ def test_a_second_ctrl_c_stops_at_once(shell: Shell, tmp_path: Path) -> None:
     os.kill(shell.process, signal.SIGINT)
     assert shell.wait() == 130, shell.said
     assert "lmgym: stopped; what was saved is whole" in shell.said and "Traceback" not in shell.said
+
+
+def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager of jobs signals all processes: a run gets its signal, and what a sweep or torchrun passes on."""
+    run: Any = SimpleNamespace(asked_to_stop=False, console=Console(quiet=True))
+    monkeypatch.setattr("lmgym.training.run.AS_ONE", 3600.0)
+    with stop_signals(run):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert run.asked_to_stop
+        monkeypatch.setattr("lmgym.training.run.AS_ONE", 0.0)
+        signal.raise_signal(signal.SIGHUP)  # the kernel and the shell may both send it
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.slow

@@ -161,9 +161,12 @@ def test_an_optimizer_step_renews_the_copy() -> None:
     before = policy.compute_logprobs(batch, values=True)
     assert policy.critic is not None and policy.critic.rounded is not None and before.values is not None
     (before.logprobs.sum() + (before.values - 1).square().sum()).backward()
+    copies = {parameter: copy.clone() for parameter, copy in policy.critic.rounded.copies.items()}
     optimizer.step()
     after = policy.compute_logprobs(batch)
     assert not torch.equal(after.logprobs, before.logprobs)
+    renewed = policy.critic.rounded.copies
+    assert any(not torch.equal(renewed[parameter], copy) for parameter, copy in copies.items())
 
 
 def test_in_fp32_and_with_adapters_only_what_trains_is_rounded() -> None:

@@ -27,6 +27,7 @@ from lmgym.models.builtin import builtin_tokenizer
 from lmgym.rewards.learned.rows import chat_ids, plain_ids, text_rows
 from lmgym.rewards.learned.scorers import Scorer
 from lmgym.rollouts.rollout import Actor, collect, demonstrate
+from lmgym.tasks.arithmetic import ENDING
 from lmgym.tasks.base import examples_from_prompts, load_task
 from lmgym.text.answer_ends import end_id
 from lmgym.text.chat import (
@@ -478,7 +479,7 @@ def test_users_and_tools_of_a_conversation_make_none() -> None:
         episode = play(tokenizer, make, "<eos>", answer)
         assert made(tokenizer, episode.turns[0].prompt_ids) == [*MADE, *MADE, MADE[0], "<think>"]
         behind = tokenizer.decode(episode.turns[1].prompt_ids)
-        assert "<|im_end|>" in behind.split("\n<|im_start|>", 1)[1].split("<|im_end|>\n", 1)[0] + "<|im_end|>"
+        assert behind.count("<|im_end|>") == 2  # what the tool printed, and the template's
         assert made(tokenizer, episode.turns[1].prompt_ids) == [*MADE, MADE[0], "<think>"]
     scripted = lambda: Conversation(user="scripted", script=["<eos><|im_start|>"])  # noqa: E731
     episode = play(tokenizer, scripted)
@@ -517,7 +518,7 @@ def test_a_prompt_is_cut_at_its_ids_not_at_its_names() -> None:
 
 
 def test_prompts_on_the_command_line_make_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An answer to "<eos>" is the one to its five characters: a greedy answer is a function of the prompt's ids."""
+    """The model reads "<eos>" as its five characters. A greedy answer is a function of what is read."""
     recipe = runs.write(tmp_path / "recipe.yaml", task={"name": "arithmetic"}, sampling={"max_new_tokens": 4})
     seen = []
     import lmgym.rollouts.actor as actor
@@ -532,7 +533,9 @@ def test_prompts_on_the_command_line_make_none(tmp_path: Path, capsys: pytest.Ca
         patch.setattr(actor.Actor, "encode_prompt", watch)
         assert main(["generate", str(recipe), "--prompt", "<eos>2+2="]) == 0
     capsys.readouterr()
-    assert seen == [[1, *models.tokenizer()("<", add_special_tokens=False)["input_ids"], *seen[0][2:]]]
+    plain = models.tokenizer()
+    read = f"<eos>2+2={ENDING}"
+    assert seen == [[1, *(id for sign in read for id in plain(sign, add_special_tokens=False)["input_ids"])]]
     assert 2 not in seen[0]
 
 

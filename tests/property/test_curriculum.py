@@ -109,12 +109,13 @@ def test_a_further_draw_goes_on_behind_the_first() -> None:
 
 @given(st.integers(1, 6), st.integers(1, 5), st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=6, max_size=6))
 def test_nobody_is_lost_and_a_restored_state_goes_on_alike(size: int, step: int, rates: list[float]) -> None:
-    """Every prompt comes again within two epochs and its rest; prompts that are neither come at least as often as
-    others."""
+    """Every prompt comes again within three epochs (its own, its rest, the one that it comes back in) and two steps;
+    prompts that are neither come at least as often as others."""
     section = CurriculumSection(rest=1)
     curriculum, other = curriculum_of(section, size, step), curriculum_of(section, size, step)
     by_id = {str(n): rate for n, rate in enumerate(rates)}
     seen: Counter[str] = Counter()
+    late: set[str] = set()  # of the second half, which is longer than that
     steps = 8 * size // step + 8
     for number in range(steps):
         if number == steps // 2:
@@ -122,7 +123,9 @@ def test_nobody_is_lost_and_a_restored_state_goes_on_alike(size: int, step: int,
         own = take(curriculum, number, by_id)
         assert number < steps // 2 or take(other, number, by_id) == own
         seen.update(own)
-    assert seen.keys() == {str(n) for n in range(size)}
+        if number >= steps // 2:
+            late.update(own)
+    assert late == {str(n) for n in range(size)}
     awake = [count for name, count in seen.items() if by_id[name] == 0.5]
     resting = [count for name, count in seen.items() if by_id[name] != 0.5]
     assert not awake or not resting or min(awake) >= max(resting) - 1
@@ -163,3 +166,45 @@ def test_a_resumed_run_has_the_same_prompts(tmp_path: Path) -> None:
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(LmgymError, match=said):
         runs.run(tmp_path / "run", **changes)
+
+
+def walked(curriculum: Curriculum, draw: int) -> list[str]:
+    """What `at` gives by going through every epoch."""
+    position, awake = curriculum._ends[draw - 1] if draw else curriculum.position, list[str]()
+    while len(awake) < curriculum.stream.prompts_per_step:
+        example = curriculum.stream.example(position)
+        if curriculum.resting.get(example.id, 0) <= position // curriculum.size:
+            awake.append(example.id)
+        position += 1
+    return [*awake, str(position)]
+
+
+KINDS: list[dict[str, Any]] = [{}, {"shuffle": False}, {"priority_scale": 1.0}]
+
+
+@given(st.data(), st.integers(1, 7), st.integers(1, 9), st.integers(1, 5), st.sampled_from(KINDS), st.booleans())
+def test_epochs_in_which_all_rest_are_passed_over(
+    data: st.DataObject, size: int, step: int, rest: int, kind: dict[str, Any], mixed: bool
+) -> None:
+    """As if each had been gone through; also where prompts share an id, and in a mixture."""
+    mixture = {"mixture": {"a": 2.0, "b": 1.0}} if mixed and size > 1 else {}
+    examples = [Example(str(n % 5), "?", meta={**mixture, "task": "ab"[n % 2]}) for n in range(size)]
+    curriculum = Curriculum(Stream(examples, 0, step, **kind), CurriculumSection(rest=rest))
+    for number in range(6):
+        draws = data.draw(st.integers(1, 2))
+        found = [[example.id for example in curriculum.at(number, draw)] for draw in range(draws)]
+        assert [[*own, str(curriculum._ends[draw])] for draw, own in enumerate(found)] == [
+            walked(curriculum, draw) for draw in range(draws)
+        ]
+        for name in sorted({name for own in found for name in own}):
+            curriculum._rates[name] = data.draw(st.sampled_from([0.0, 0.5, 1.0, 1.0]))
+        curriculum.advance()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rest_of_a_billion_epochs_is_over_at_once(kind: dict[str, Any]) -> None:
+    curriculum = curriculum_of(CurriculumSection(rest=10**9), **kind)
+    asked = set[str]()
+    for number in range(100):
+        asked.update(take(curriculum, number, {example.id: 1.0 for example in EXAMPLES}))
+    assert asked == {example.id for example in EXAMPLES} and curriculum.position > 6 * 10**9

@@ -313,6 +313,12 @@ def test_a_full_board_is_a_draw() -> None:
     assert (steps[-1].reward, dict(steps[-1].others)) == (0.0, {1: -0.0})
 
 
+def test_a_range_needs_two_numbers() -> None:
+    assert GuessNumber(low=3, high=4).high == 4
+    with pytest.raises(LmgymError, match=r"env\.low is 3 and env\.high 3; the range needs two numbers at least"):
+        GuessNumber(low=3, high=3)
+
+
 @given(st.integers(0, 2**63), st.integers(0, 50), st.integers(1, 200))
 def test_halving_finds_every_number(seed: int, low: int, size: int) -> None:
     env = GuessNumber(low=low, high=low + size, guesses=(size + 1).bit_length())

@@ -225,6 +225,15 @@ def anthropic(result: dict[str, Any], **tool: Any) -> ChatRequest:
     return read_messages({"messages": [*said, {"role": "user", "content": [block]}], "tools": tools})
 
 
+def test_options_of_a_stream_are_those_that_are_named() -> None:
+    said = {"messages": [{"role": "user", "content": "2+2="}]}
+    quiet = {"include_obfuscation": False}
+    assert not read_request({**said, "stream_options": quiet}).usage
+    assert read_request({**said, "stream_options": {**quiet, "include_usage": True}}).usage
+    with pytest.raises(Refused, match="may hold include_usage and include_obfuscation only"):
+        read_request({**said, "stream_options": {"include_cost": True}})
+
+
 def test_a_failed_call_is_told_as_a_failed_one() -> None:
     assert anthropic({"is_error": True, "content": 'no "b"'}).messages[-1].text == '{"error": "no \\"b\\""}'
     for same in ({}, {"is_error": False}, {"cache_control": {"type": "ephemeral"}}):

@@ -73,7 +73,7 @@ def test_a_name_is_the_sum_of_the_pixels(tmp_path: Path) -> None:
     image = Image.new("RGB", (2, 1), (255, 255, 255))
     image.putpixel((0, 0), (1, 2, 3))
     name = hashlib.sha256(b"P6\n2 1\n255\n\x01\x02\x03\xff\xff\xff").hexdigest()
-    assert {store.put(file_of(image, kind)) for kind in ("PNG", "BMP", "TIFF"[:0] or "PNG")} == {name}
+    assert {store.put(file_of(image, kind)) for kind in ("PNG", "BMP")} == {name}
     assert store.put(file_of(image, "WEBP", lossless=True)) == name
     assert [path.name for path in (tmp_path / "pictures").rglob("*.png")] == [f"{name}.png"]
     assert pixels_of(store, name[:10]) == [[1, 2, 3], [255, 255, 255]] == pixels_of(store, name)
@@ -459,9 +459,8 @@ def test_a_template_that_loses_or_repeats_pictures_is_refused() -> None:
     twice = HEAD + EITHER.replace("MARK", "<image>") * 2 + TAIL
     with pytest.raises(LmgymError, match="writes 2 pictures where the messages hold 1"):
         prompt_ids(eyes(twice), said(picture_text(ONE)))
-    drops = "{% for m in messages if m.content is string or not loop.first %}{{ m.content }}{% endfor %}"
     lost = HEAD + EITHER.replace("MARK", "{% if not loop.first %}<image>{% endif %}") + TAIL
-    assert drops and form_of(eyes(lost)).mark == "<image>"
+    assert form_of(eyes(lost)).mark == "<image>"
     with pytest.raises(LmgymError, match="writes 0 pictures where the messages hold 1"):
         prompt_ids(eyes(lost), said(picture_text(ONE)))
     open_mark = HEAD + EITHER.replace("MARK", "[PICTURE]") + TAIL

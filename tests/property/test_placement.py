@@ -2,11 +2,14 @@
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 
 from lmgym.batch import collate
 from lmgym.core.errors import LmgymError
@@ -136,6 +139,22 @@ def test_what_is_cut() -> None:
     assert [one["content"] for one in Past(thoughts="drop").cut(whole, 1)] == [*"qA1B2", "", "3", "D", "4"]
     shots = said("shot", "<think>why</think>answer", "q")  # of the first prompt nothing is lost
     assert Past(window=1, thoughts="drop").cut([*shots, *whole[1:]], 3)[:3] == shots
+
+
+PIECES = some.lists(some.sampled_from(["<think>", "</think>", " ", "a", "\n", "<thi", "nk>"]), max_size=12)
+
+
+@given(PIECES.map("".join))
+def test_thoughts_are_what_their_plain_pattern_says(text: str) -> None:
+    behind = text.rpartition("</think>")[2].lstrip() if "</think>" in text.partition("<think>")[0] else text
+    plain = re.sub(r"<think>.*?</think>\s*", "", behind, flags=re.DOTALL).partition("<think>")[0]
+    assert Past(thoughts="drop").cut(said("q", text), 1)[1]["content"] == plain
+
+
+def test_thoughts_without_an_end_are_cut_in_linear_time() -> None:
+    """The plain pattern would take hours."""
+    text = "<think>a</think>b" + "<think>" * 500_000
+    assert Past(thoughts="drop").cut(said("q", text), 1)[1]["content"] == "b"
 
 
 @pytest.mark.parametrize("past", [Past(), Past(window=1), Past(window=2), Past(thoughts="drop")])

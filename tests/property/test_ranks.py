@@ -55,6 +55,16 @@ def test_one_process_meets_itself() -> None:
     assert ALONE.first
 
 
+def test_totals_are_sums_over_the_ranks() -> None:
+    """By name; a name that a rank lacks adds nothing."""
+
+    class Two(OneOf):
+        def gather(self, own: bytes) -> list[bytes]:
+            return [own, b'{"a": 0.25, "b": 1.0}']
+
+    assert Two(0, 2).totals({"a": 0.5, "c": 2.0}) == {"a": 0.75, "b": 1.0, "c": 2.0}
+
+
 def test_an_episode_travels_bit_for_bit() -> None:
     """With numbers that have no short decimal form, kept sets of both kinds, and a message that the recipe wrote."""
     kept = [np.array([[3, 255], [0, 1]], dtype=np.uint8), np.array([[7, -1, 5]], dtype=np.int32)]

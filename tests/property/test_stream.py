@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmgym.core import seeds
 from lmgym.core.errors import LmgymError
+from lmgym.tasks import stream as module
 from lmgym.tasks.base import load_task
 from lmgym.tasks.stream import Stream, priorities
 from lmgym.types import Example
@@ -44,6 +46,27 @@ def test_seeds_draws_and_epochs_have_orders_of_their_own() -> None:
         for step in range(3)
     }
     assert len(orders) == 27
+
+
+def test_an_order_is_made_once_however_many_draws_a_step_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of millions of examples each takes seconds."""
+    made, permutation = list[tuple[int | str, ...]](), seeds.permutation
+    monkeypatch.setattr(seeds, "permutation", lambda size, *path: made.append(path) or permutation(size, *path))
+    data = stream(20, 0, 3)
+    for step in range(10):  # of which one straddles two epochs
+        for draw in range(6):
+            data.at(step, draw)
+    assert len(made) == len(set(made)) == 6 * 2
+
+
+def test_priorities_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixture and a curriculum ask for one example at a time."""
+    asked = list[float]()
+    monkeypatch.setattr(module, "priorities", lambda *given: asked.append(given[1]) or priorities(*given))
+    meta = {"mixture": {"a": 1.0, "b": 1.0}}
+    examples = [Example(f"{task}/{n}", "?", meta={**meta, "task": task}) for task in "ab" for n in range(5)]
+    data = Stream(examples, 0, 8, priority_scale=0.5)
+    assert len({example.id for step in range(5) for example in data.at(step)}) == 10 and len(asked) == 3
 
 
 def test_what_can_be_asked_of_a_stream() -> None:

@@ -9,14 +9,22 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmgym.config.build import build_config
+from lmgym.core.cores import cores
 from lmgym.core.errors import LmgymError
-from lmgym.processes.pool import MAX_LOSSES, Failure, ProcessPool, close_shared, shared
+from lmgym.experiments import parallel_runs
+from lmgym.processes import supervisor
+from lmgym.processes.pool import MAX_LOSSES, Failure, ProcessPool, close_shared, default_count, shared
+from lmgym.training.planning.step_time import crowding
+from tests import runs
 
 pytestmark = pytest.mark.processes
 
@@ -55,6 +63,41 @@ def gone(*numbers: int) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_name_that_is_cut_within_a_letter_hides_no_process() -> None:
+    """Linux keeps 15 bytes of a process's name."""
+    rename = "ctypes.CDLL(None).prctl(15, 'Prüfung 试abü'.encode(), 0, 0, 0)"
+    code = f"import ctypes, time; {rename}; print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as named:
+        try:
+            assert named.stdout is not None and named.stdout.readline()
+            with pytest.raises(UnicodeDecodeError):
+                Path(f"/proc/{named.pid}/stat").read_text(encoding="utf-8")
+            assert named.pid in supervisor._children()
+        finally:
+            named.kill()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no sets of processors")
+def test_only_processors_that_may_be_used_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For workers, for the threads of runs side by side, and for how much ranks are in each other's way."""
+    echo = tmp_path / "echo"
+    echo.write_text("#!/bin/sh\necho $OMP_NUM_THREADS\n")
+    echo.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(echo))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    policy: Any = SimpleNamespace(device=torch.device("cpu"))
+    usual = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usual)})
+    try:
+        assert cores() == default_count() == 1
+        assert crowding(policy, 2) == 2 * torch.get_num_threads()
+        process, log = parallel_runs._start(build_config(runs.tiny(out=str(tmp_path / "run"))), jobs=1)
+        assert process.wait() == 0 and log.read_text() == "1\n"
+    finally:
+        os.sched_setaffinity(0, usual)
 
 
 @pytest.mark.slow
@@ -172,6 +215,20 @@ def test_workers_end_with_their_owner(end: str) -> None:
     owner.stdout.close()
 
 
+def test_a_process_ends_although_a_thread_of_it_waits_for_a_worker() -> None:
+    script = """
+import threading, time
+from lmgym.processes.pool import ProcessPool
+pool = ProcessPool("time:sleep", 1)
+threading.Thread(target=lambda: pool.map([900], 1000.0, by_clock=True), daemon=True).start()
+while not (pool._processes and pool._processes[0].began):
+    time.sleep(0.02)
+print(pool._processes[0].process.pid)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and gone(int(done.stdout)), done.stderr
+
+
 def test_a_worker_that_is_still_starting_ends_with_its_killed_owner(tmp_path: Path) -> None:
     note = tmp_path / "note"
     script = f"""
@@ -273,14 +330,20 @@ def test_shared_workers_are_the_same_and_start_again_after_they_are_closed() -> 
 
 @pytest.mark.slow
 def test_hostile_answers_neither_hang_nor_crash_math_equal() -> None:
-    """The first of the 10,000 that `python -m tests.property.hostile_answers` scores."""
+    """The first of the 10,000 that `python -m tests.property.hostile_answers` scores. How many are judged in time
+    depends on the processor; that some never are, and that others beside them are judged right, does not."""
     pytest.importorskip("math_verify")
     from tests.property.hostile_answers import hostile, scores
 
     pairs = hostile(101, 301)
     found, workers = scores(pairs, seconds=0.2)
     assert set(found) <= {0.0, 1.0} and len(found) == 200
-    assert 0 < workers.failures["time"] < 100
-    again = pairs[::-10]
-    assert scores(again, seconds=0.2)[0] == found[::-10]  # nothing depends on what came before
+    assert workers.failures["time"] > 0
+    # Nothing depends on what came before. The limit is wide: the plain ones take some hundredths of a second.
+    endless = [(r"\boxed{9^{9^{9^{9}}}!}", "x+1"), (r"\boxed{\prod_{k=1}^{10^{12}} (x-k)}", "x+2")]
+    plain = [(rf"\boxed{{{n}+x}}", f"x+{right}") for n in (1, 2, 3) for right in (1, 2, 3)]
+    before = workers.failures.total()
+    found, _ = scores([*plain[:4], *endless, *plain[4:]], seconds=3.0)
+    assert found == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    assert workers.failures.total() == before + 2
     workers.close()

@@ -32,6 +32,7 @@ from rich.table import Table
 
 from lmgym.cli.main import main as command
 from lmgym.training import evaluation_points
+from lmgym.training.run import AS_ONE
 from tests import runs
 from tests.contract.test_every_algorithm import policy_section
 from tests.parity.test_resume import ALGORITHMS
@@ -149,7 +150,7 @@ def train(recipe: str, folder: str, victim: int, plan: dict[str, Any] | None, no
         time.sleep(after)
         for number in numbers:
             os.kill(os.getpid(), number)
-            time.sleep(0.002)
+            time.sleep(2 * AS_ONE)  # else two would count as one
 
     def watched(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 import threading
@@ -16,6 +17,8 @@ import pytest
 
 from lmgym.cli.main import main
 from lmgym.core.errors import LmgymError
+from lmgym.core.files import HIDDEN
+from lmgym.logs.rewind import rewind
 from lmgym.viewer import server
 from lmgym.viewer.guard import TOKEN, Guard
 from lmgym.viewer.notes import NOTES, read_notes
@@ -166,6 +169,22 @@ def test_a_note_is_kept_replaced_and_removed_and_nothing_else_is_written(client:
     assert before == {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
 
 
+def test_a_note_is_kept_while_the_run_resumes(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes all files that a kill may have left half written, also the one that is being written."""
+    folder = sample_run(tmp_path / "resumed", steps=1)
+    own, usual = Client(Guard(application(open_runs([folder])), PORT)), os.replace
+
+    def replace(one: Path, other: Path) -> None:
+        monkeypatch.undo()
+        rewind(folder, 0, 1)
+        usual(one, other)
+
+    monkeypatch.setattr(os, "replace", replace)
+    status, notes = own.post("/data/runs/0/notes", {"answer": "train/0/0/0", "note": "right", "tags": []})
+    assert status == 200 and [one["note"] for one in notes] == ["right"]
+    assert read_notes(folder) == notes and not [*folder.glob(f"{HIDDEN}*")]
+
+
 def test_filters_select_answers_by_their_numbers() -> None:
     columns = {
         "index": [0, 1, 2, 3], "group": [0, 1, 2, 2], "score": [1.0, None, 0.0, 0.0], "error": ["", "broken", "", ""],
@@ -212,6 +231,29 @@ def test_a_search_finds_texts_by_an_expression_and_ends_one_that_never_would(
     search.cancel()
     tree = finished(search)
     assert tree["searched"] < 12 and tree["sentence"].startswith("cancelled after")
+
+
+def test_a_search_ends_whatever_the_records_hold(run: RunRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the page would ask for ever."""
+    monkeypatch.setattr("lmgym.viewer.search._jobs", lambda *asked: {}["span"])
+    tree = finished(Search(run, "x", [], seconds=50))
+    assert tree["done"] and tree["sentence"] == "the search ended: KeyError: 'span'"
+
+
+def test_two_tabs_may_end_the_same_search(run: RunRecords) -> None:
+    class Shared(dict[str, Any]):
+        def pop(self, key: str, *default: Any) -> Any:
+            super().pop(key, None)  # the other tab is faster
+            return super().pop(key, *default)
+
+    asked = server.Asked([run])
+    for name in ("searches", "questions"):
+        setattr(asked, name, Shared({str(number): None for number in range(server.MOST_SEARCHES)}))
+    key = asked.begin_search({}, {"run": 0, "pattern": "x", "seconds": 0})["key"]
+    assert asked.searches[key] and len(asked.searches) == server.MOST_SEARCHES
+    question = asked.begin_question({}, {"run": 0, "kind": "bisect", "stage": 0, "metric": "reward"})
+    assert [*asked.questions] == [question["key"]]
+    asked.end({"key": question["key"]}, {})
 
 
 @pytest.mark.slow
@@ -265,12 +307,9 @@ def test_connections_that_stay_silent_are_closed_and_stop_nobody(port: int, monk
         for one in silent:
             one.sendall(b"GET / HTTP/1.1\r\n")  # never a whole request
         assert status_of(port) == b"HTTP/1.1 200 OK"
-        closed = []
         for one in silent[:4]:
             with suppress(ConnectionResetError):  # closed with bytes that nobody has read
                 assert one.recv(1) == b""
-            closed.append(one)
-        assert len(closed) == 4
     with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
         began = time.monotonic()
         assert one.recv(1) == b"" and time.monotonic() - began < 5  # said nothing at all
