@@ -1,12 +1,14 @@
 """How much of a reward's rise comes with what can be counted in the answers (`lmgym audit RUN`)."""
 
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lmgym.cli.main import main
+from lmgym.core.errors import LmgymError
 from lmgym.experiments.audit.own_answers import explain_run
 from lmgym.experiments.audit.report import rise_notes
 from lmgym.experiments.audit.rise import TOGETHER, Answers, explain_rise
@@ -116,3 +118,13 @@ def test_a_run_is_told_what_its_answers_were_paid_for(tmp_path: Path, capsys: py
     assert tree[name]["rise"]["mean"] == pytest.approx(rise.rise.mean)
     assert main(["audit", str(folder), "--examples", "4"]) == 0
     assert f"{name}: what the run's own answers were paid for" in capsys.readouterr().out
+    shard = folder / "traces/stage-0-step-000002.zip"
+    with zipfile.ZipFile(shard) as archive:
+        members = {one: archive.read(one) for one in archive.namelist()}
+    step = json.loads(members["step.json"])
+    del step["episodes"]["reward_components"]["tests.golden.test_rise:counted"][1:]  # shorter than the other columns
+    with zipfile.ZipFile(shard, "w") as archive:
+        for one, data in (members | {"step.json": json.dumps(step).encode()}).items():
+            archive.writestr(one, data)
+    with pytest.raises(LmgymError, match=r"traces of step 3 are damaged \(IndexError\)"):
+        explain_run(folder)

@@ -140,7 +140,7 @@ def descendants(process: int) -> dict[int, str]:
     started: dict[int, str] = {}
     for number in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
-            state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+            state = Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
         parents.setdefault(int(state[1]), []).append(number)
@@ -158,7 +158,7 @@ def left(seen: dict[int, str], driver: int) -> set[int]:
     living = set()
     for number in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
-            state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+            state = Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()
             marked = MARK.encode() in Path(f"/proc/{number}/environ").read_bytes()
         except OSError:
             continue

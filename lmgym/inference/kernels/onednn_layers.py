@@ -25,7 +25,8 @@ from lmgym.models.kernels.onednn_products import weight_of
 from lmgym.models.policy import Policy
 
 INFORMATION = Path("/proc/cpuinfo")  # of Linux; on macOS MKL's processors are Intel's
-PACK_AT_STEP = 8  # laying out takes as long as some twenty steps of oneDNN's products save; of MKL's it is three
+# Laying out costs as much as some twenty of oneDNN's steps save, or three of MKL's. In short answers it does not pay.
+PACK_AT_STEP = 8  # where the usual products are oneDNN's; mkl_linear.PACK_AT_STEP where they are MKL's
 
 
 class OneDNNLinearLayers:
