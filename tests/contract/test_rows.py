@@ -532,6 +532,14 @@ def test_a_number_that_is_none_is_a_missing_reference(name: str, tmp_path: Path)
     assert "column 'answer' must hold a text, a number or a list of these, got inf" in found["inf"]
 
 
+def test_true_and_false_are_references_by_a_template(tmp_path: Path) -> None:
+    path = _written(tmp_path / "rows.csv", b"prompt,answer\nIs 2 even?,True\nIs 3 even?,False\n")
+    with pytest.raises(LmgymError, match=r'got True; as a text: task.references: "\{answer\}"\. In all 2 rows'):
+        load_task("data", "train", path=path, references="answer", test=0.0)
+    examples = load_task("data", "train", path=path, references="{answer}", test=0.0)
+    assert [example.references for example in examples] == [("True",), ("False",)]
+
+
 @pytest.mark.parametrize("answer", ["NaN", "Infinity", "1e999", "[1.5, NaN]", "null"])
 def test_a_template_needs_numbers(answer: str, tmp_path: Path) -> None:
     path = _written(tmp_path / "rows.jsonl", f'{{"prompt": "a", "answer": {answer}}}'.encode())

@@ -371,6 +371,7 @@ def test_jsonl_takes_a_file_per_split(tmp_path: Path) -> None:
         (b'{"prompt": [{"role": "robot", "content": "a"}]}', ":1: a message in column 'prompt' must have a role"),
         (b'{"prompt": [{"role": "assistant", "content": "a"}]}', ":1: the last message .* must be the user's"),
         (b'{"prompt": "a", "references": {"a": 1}}', ":1: column 'references' must hold a text, a number or a list"),
+        (b'{"prompt": "a", "references": true}', r'got True; as a text: task.references: "\{references\}"$'),
         (b'{"prompt": "a", "reference": "b"}', ":1: there is no column 'references' but 'reference'"),
         (b"", "has no examples in split 'train'"),
     ],
