@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from matplotlib import image
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
@@ -197,6 +198,15 @@ def test_the_command_draws_and_says_where(
         assert data.startswith(b"\x89PNG")
     else:
         assert ElementTree.fromstring(data).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_no_name_of_a_line_is_cut_off(tmp_path: Path) -> None:
+    """The widest letters, and the narrowest: the picture ends a few white columns behind the name."""
+    for letter in "mWi":
+        out = tmp_path / f"{letter}.png"
+        metric_plot.metric_plot({letter * 40: [made(tmp_path / letter)]}, "reward", out)
+        ink = (image.imread(out)[:, :, :3] < 0.9).any((0, 2))  # by column
+        assert 0 < len(ink) - 1 - np.flatnonzero(ink)[-1] < 0.2 * 200  # of an inch, at 200 dots each
 
 
 @given(some.lists(some.floats(0, 1), max_size=8), some.floats(0, 0.2))

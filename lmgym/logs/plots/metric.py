@@ -10,7 +10,6 @@ import numpy as np
 
 from lmgym.core.errors import LmgymError
 from lmgym.core.files import read_json
-from lmgym.logs.plots import figures
 from lmgym.logs.plots.curves import Curve, mean_and_band
 from lmgym.logs.plots.figures import (
     COLOURS,
@@ -27,6 +26,7 @@ from lmgym.logs.records import METRICS, Record, read_records, rename_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.text import Annotation
 
 FORMATS = (".png", ".svg")
 KINDS = ("train", "evaluation")
@@ -34,7 +34,9 @@ ENDS = ("low", "high")
 POSITION = ("stage", "step", "count")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)), "-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))
 """Lines are told apart without colours too: in black and white, and by readers who do not see all colours."""
-WIDTH, HEIGHT, LETTER = 5.0, 3.5, 0.078  # inches: of the plot, and of a letter of a line's name
+WIDTH, HEIGHT = 5.0, 3.5  # inches, without the lines' names
+LEFT, BELOW, ABOVE = 0.75, 0.55, 0.35  # of the plot's edges
+BESIDE, MARGIN = 6, 6  # points left and right of a name
 APART = 0.062  # least distance of two names, as a share of the plot's height
 NEAREST = 6  # names that an error suggests
 
@@ -168,11 +170,8 @@ def _is_share(folders: Sequence[Path], name: str) -> bool:
 def _draw(lines: Sequence[Line], label: str, where: str, words: str, out: Path) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    names = LETTER * min(figures.LONGEST_TEXT, max(len(line.name) for line in lines)) + 0.15
-    width, left, below, above = WIDTH + names, 0.75, 0.55, 0.35
-    with figure_of(out, width, HEIGHT, arranged=False, dpi=200) as figure:
-        box = (left / width, below / HEIGHT, (WIDTH - left) / width, (HEIGHT - below - above) / HEIGHT)
-        axes = figure.add_axes(box)
+    with figure_of(out, WIDTH, HEIGHT, arranged=False, dpi=200) as figure:
+        axes = figure.add_axes((0, 0, 1, 1))
         for line, colour, dashes in zip(lines, COLOURS, DASHES, strict=False):
             mean, low, high = line.bounds
             few = len(line.steps) < 3  # nothing is known between two points
@@ -182,16 +181,20 @@ def _draw(lines: Sequence[Line], label: str, where: str, words: str, out: Path) 
             axes.plot(line.steps, mean, color=colour, **form)
         # The bands of two runs, which may be ten times as wide, do not count.
         limit_y(axes, [line.bounds if line.runs != 2 else line.bounds[:1] for line in lines], 0.06)
-        _name_lines(axes, lines)
+        longest = max(name.get_window_extent().width for name in _name_lines(axes, lines)) / figure.dpi
         axes.set_ylabel(plot_text(label))
         axes.set_xlabel(plot_text(where))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
         axes.set_title(words, fontsize=8, color=GREY, pad=8)
+        # The names stand beside the plot: the longest one says how wide the figure is.
+        width = WIDTH + longest + (BESIDE + MARGIN) / 72
+        figure.set_size_inches(width, HEIGHT)
+        axes.set_position((LEFT / width, BELOW / HEIGHT, (WIDTH - LEFT) / width, (HEIGHT - BELOW - ABOVE) / HEIGHT))
 
 
-def _name_lines(axes: "Axes", lines: Sequence[Line]) -> None:
+def _name_lines(axes: "Axes", lines: Sequence[Line]) -> "list[Annotation]":
     """Write each line's name beside the plot, in its colour, at the height of its end. Names that would overlap are
-    moved apart, and a thin line leads from the end to a name that is not beside it."""
+    moved apart, and a thin line leads from the end to a name that is not beside it. Returns the names."""
     bottom, top = axes.get_ylim()
     last = max(float(line.steps[-1]) for line in lines)
     axes.set_xlim(right=last)
@@ -200,20 +203,23 @@ def _name_lines(axes: "Axes", lines: Sequence[Line]) -> None:
         known = np.flatnonzero(np.isfinite(line.bounds[0]))[-1]
         ends.append((float(line.steps[known]), float(line.bounds[0][known])))
     heights = [(value - bottom) / (top - bottom) for _, value in ends]
+    names = []
     for line, colour, end, height in zip(lines, COLOURS, ends, spread(heights, APART), strict=False):
-        axes.annotate(
+        name = axes.annotate(
             plot_text(line.name),
             xy=(1, height),
             xycoords="axes fraction",
-            xytext=(6, 0),
+            xytext=(BESIDE, 0),
             textcoords="offset points",
             va="center",
             color=colour,
             annotation_clip=False,
         )
+        names.append(name)
         if end[0] < last:
             to = bottom + height * (top - bottom)
             axes.plot([end[0], last], [end[1], to], color=colour, linewidth=0.6, alpha=0.6)
+    return names
 
 
 def spread(heights: Sequence[float], apart: float) -> list[float]:
