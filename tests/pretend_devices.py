@@ -70,7 +70,7 @@ def storage_of(tensor: torch.Tensor) -> int:
     with torch._C.DisableTorchFunction():
         try:
             return int(tensor.untyped_storage()._cdata) if tensor.device == CPU else 0
-        except (NotImplementedError, RuntimeError):
+        except NotImplementedError:  # torch's batched and functional tensors have no storage of their own
             return 0
 
 

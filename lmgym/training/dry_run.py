@@ -244,7 +244,7 @@ def _time(
     except LmgymError as error:
         report.note(f"seconds of a step: not measured ({error})")
         return None
-    slower, teacher = crowding(policy, ranks), teacher_shapes(config, stage)
+    slower, teacher = crowding(policy.device, ranks), teacher_shapes(config, stage)
     size_of_teacher = 0.0
     if stage.algorithm.requirements.teacher == "self":
         size_of_teacher = 1.0

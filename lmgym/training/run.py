@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from lmgym.config.schema import Config, Stage
 from lmgym.core.errors import LmgymError
@@ -204,8 +204,15 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> IO[str]:
             return file
 
 
+class Stoppable(Protocol):
+    """What `stop_signals` asks of a run."""
+
+    asked_to_stop: bool
+    console: Console
+
+
 @contextmanager
-def stop_signals(run: Run) -> Iterator[None]:
+def stop_signals(run: Stoppable) -> Iterator[None]:
     """Ctrl-C, SIGTERM and a lost terminal (SIGHUP) ask the loop to stop after the step in flight; a second Ctrl-C or
     SIGTERM stops at once and loses it, unless it comes within `AS_ONE` seconds. Under nohup, which ignores SIGHUP, it
     stays ignored."""

@@ -238,7 +238,7 @@ def test_nothing_is_left_of_a_program(ended: bool, called: bool, tmp_path: Path)
     assert gone(process) and not Path(folder).exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing ends a process with its parent")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can kill a process when its parent dies (prctl)")
 @pytest.mark.parametrize("called", [False, True])
 def test_a_program_does_not_outlive_its_keeper(called: bool, tmp_path: Path) -> None:
     task = {"note": str(tmp_path / "note.json")}

@@ -90,7 +90,7 @@ def test_a_change_has_its_answer(cell: Cell, world: Path) -> None:
     ],
 )
 def test_more_steps_are_free_unless_something_falls_over_the_stage(section: dict[str, Any], verdict: str) -> None:
-    """What rises or falls over a stage stands elsewhere at the same step of a longer one."""
+    """A schedule over the steps of a stage has another value at the same step if the stage is longer."""
     task = {"name": "arithmetic", "size": 4, "test_size": 2}
     recipe = {"policy": {"model": "builtin:tiny_gpt2", "tokenizer": "builtin:bytes"}, "task": task, "steps": 4,
               "rewards": {"length": {"target": 2}}, "algorithm": "reinforce", **section}  # fmt: skip

@@ -4,15 +4,15 @@ import os
 import random
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lmgym.logs.console import Console
 from lmgym.training.checkpoints import checkpoint
-from lmgym.training.run import stop_signals
+from lmgym.training.run import Stoppable, stop_signals
 from tests import runs
 from tests.contract.test_agent_program import TRAINING as PROGRAMS
 from tests.runs import Shell, assert_equal_runs
@@ -131,7 +131,13 @@ def test_a_second_ctrl_c_stops_at_once(shell: Shell, tmp_path: Path) -> None:
 
 def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A manager of jobs signals all processes: a run gets its signal, and what a sweep or torchrun passes on."""
-    run: Any = SimpleNamespace(asked_to_stop=False, console=Console(quiet=True))
+
+    @dataclass
+    class Stopping:
+        console: Console
+        asked_to_stop: bool = False
+
+    run: Stoppable = Stopping(Console(quiet=True))
     monkeypatch.setattr("lmgym.training.run.AS_ONE", 3600.0)
     with stop_signals(run):
         signal.raise_signal(signal.SIGTERM)

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,7 +64,7 @@ def gone(*numbers: int) -> bool:
     return False
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists processes, with their names, in /proc")
 def test_a_name_that_is_cut_within_a_letter_hides_no_process() -> None:
     """Linux keeps 15 bytes of a process's name."""
     rename = "ctypes.CDLL(None).prctl(15, 'Prüfung 试abü'.encode(), 0, 0, 0)"
@@ -80,7 +79,7 @@ def test_a_name_that_is_cut_within_a_letter_hides_no_process() -> None:
             named.kill()
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no sets of processors")
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="macOS cannot bind a process to processors")
 def test_only_processors_that_may_be_used_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For workers, for the threads of runs side by side, and for how much ranks are in each other's way."""
     echo = tmp_path / "echo"
@@ -88,12 +87,11 @@ def test_only_processors_that_may_be_used_count(tmp_path: Path, monkeypatch: pyt
     echo.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(echo))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    policy: Any = SimpleNamespace(device=torch.device("cpu"))
     usual = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(usual)})
     try:
         assert cores() == default_count() == 1
-        assert crowding(policy, 2) == 2 * torch.get_num_threads()
+        assert crowding(torch.device("cpu"), 2) == 2 * torch.get_num_threads()
         process, log = parallel_runs._start(build_config(runs.tiny(out=str(tmp_path / "run"))), jobs=1)
         assert process.wait() == 0 and log.read_text() == "1\n"
     finally:

@@ -165,8 +165,9 @@ def references_of(row: Mapping[str, Any], cell: Cell | None, where: str) -> tupl
     for item in values:
         if isinstance(item, bool) or not isinstance(item, str | int | float) or _is_unbounded(item):
             told = f"{where}: column '{cell.name}' must hold a text, a number or a list of these, got {represent(item)}"
-            template = f'; as a text: task.references: "{{{cell.column}}}"' if value is item and cell.column else ""
-            raise LmgymError(told + template * isinstance(item, bool))
+            if isinstance(value, bool) and cell.column:
+                told += f'; as a text: task.references: "{{{cell.column}}}"'
+            raise LmgymError(told)
     return tuple(map(str, values))
 
 

@@ -215,9 +215,9 @@ def threads_of_a_rank(config: Config, ranks: int) -> int:
     return max(1, torch.get_num_threads() // ranks)
 
 
-def crowding(policy: Policy, ranks: int) -> float:
+def crowding(device: torch.device, ranks: int) -> float:
     """How many times as long everything takes because the ranks' threads are more than the processors here."""
-    if ranks == 1 or policy.device.type != "cpu":
+    if ranks == 1 or device.type != "cpu":
         return 1.0
     return max(1.0, ranks * torch.get_num_threads() / cores())
 

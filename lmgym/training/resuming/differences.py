@@ -83,7 +83,8 @@ def _compare_keys(
     renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
     for key in keys:
         if not key.startswith(renamed) or key.endswith(".name"):
-            # On a longer curve each step stands elsewhere; a last step has sampled nothing ahead.
+            # More steps stretch a schedule, so that each step gets another value of it. And with answers sampled ahead,
+            # a last step has sampled none for the step after it.
             verdict = RECORDED if key == "steps" and (ahead or _depends_on_steps(now)) else verdict_of(key)
             found.add(verdict, where + key, one.get(key), other.get(key))
 
